@@ -1,0 +1,67 @@
+"""The errors that users see: sentences for the person who must act, without a traceback of ours."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["AotiError", "ModelError", "Problem", "SettingsError", "did_you_mean"]
+
+
+class AotiError(Exception):
+    """An expected failure. Its text is complete: what was wrong, where, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Problem:
+    """One mistake in the configuration.
+
+    `key` is where it is, as a dotted TOML path (`tool.aoti.models.digits.dims.batch.min`) or the name of an
+    environment variable; `message` says what was expected, what is there and, for a near miss, "did you mean".
+    """
+
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"`{self.key}`: {self.message}"
+
+
+class SettingsError(AotiError):
+    """Everything that is wrong with the configuration, at once."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = tuple(problems)
+        count = len(self.problems)
+        head = "1 mistake in the configuration" if count == 1 else f"{count} mistakes in the configuration"
+        super().__init__("\n".join([f"{head}:", *(f"  - {problem}" for problem in self.problems)]))
+
+
+class ModelError(AotiError):
+    """A model that did not make it, with the stage it failed in.
+
+    `stage` is one of `import`, `build`, `weights`, `inputs`, `export`, `compile`, `verify`; `reason` is one or more
+    sentences; `hint` says what to do; `details` is text that helps to find the place: the user's own traceback, or
+    the telling end of the compiler's output; `log` is the file with everything.
+    """
+
+    def __init__(
+        self, model: str, stage: str, reason: str, *, hint: str = "", details: str = "", log: str = ""
+    ) -> None:
+        self.model, self.stage, self.reason = model, stage, reason
+        self.hint, self.details, self.log = hint, details, log
+        lines = [f"model `{model}` failed at stage `{stage}`: {reason}"]
+        lines += [f"    {line}" for line in details.splitlines()]
+        lines += [f"  What to do: {hint}"] if hint else []
+        lines += [f"  Full log: {log}"] if log else []
+        super().__init__("\n".join(lines))
+
+
+def did_you_mean(word: str, choices: Sequence[str] | Iterable[str]) -> str:
+    """Return ` Did you mean "x"?` for the choice nearest to `word`, or an empty string when none is near."""
+    near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f' Did you mean "{near[0]}"?' if near else ""

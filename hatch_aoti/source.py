@@ -1,0 +1,563 @@
+"""How an entry of `[tool.aoti.models]` becomes an `ExportedProgram`: import, build, load weights, inputs, export.
+
+Every failure on the way is a `ModelError` with the stage it happened in and, where user code raised, the user's own
+part of the traceback. Knows nothing of how a program is compiled.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import random
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hatch_aoti.errors import AotiError, ModelError, did_you_mean
+from hatch_aoti.signature import register_output_types
+from hatch_aoti.workers import report_stage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import ModuleType
+
+    import torch
+
+    from hatch_aoti.settings import ModelSettings, TensorInput
+
+__all__ = ["ImportRoots", "Source", "export_model", "pick_sizes"]
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportRoots:
+    """Where the project's modules are before they are installed.
+
+    `paths` are directories for `sys.path`; `packages` maps an import name to the directory that the wheel's `sources`
+    option renames to it.
+    """
+
+    paths: tuple[str, ...]
+    packages: Mapping[str, str]
+
+    def install(self) -> None:
+        """Put the roots first on this process's import path."""
+        sys.path[:0] = [path for path in self.paths if path not in sys.path]
+        if self.packages:
+            sys.meta_path.insert(0, _RenamedPackages(dict(self.packages)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A model ready to be compiled, with what eager answers on the example inputs."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any
+    output: Any
+    program: torch.export.ExportedProgram
+
+
+class _RenamedPackages(importlib.abc.MetaPathFinder):
+    """Finds packages under the names that the wheel gives them, where the tree has others."""
+
+    def __init__(self, packages: dict[str, str]) -> None:
+        self.packages = packages
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        del path, target
+        directory = self.packages.get(fullname)
+        if directory is not None:
+            init = Path(directory) / "__init__.py"
+            if init.is_file():
+                return importlib.util.spec_from_file_location(fullname, init, submodule_search_locations=[directory])
+            return _namespace(fullname, [directory])
+        if any(name.startswith(f"{fullname}.") for name in self.packages):
+            return _namespace(fullname, [])
+        return None
+
+
+def _namespace(name: str, locations: list[str]) -> importlib.machinery.ModuleSpec:
+    spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+    spec.submodule_search_locations = locations
+    return spec
+
+
+def export_model(entry: ModelSettings, *, root: Path, device: str) -> Source:
+    """Import, build and export one model, in eval mode and under `no_grad`, with all random state seeded.
+
+    `root` is the project directory that `entry.weights` is relative to, `device` a torch device such as `"cpu"`.
+    Raises `ModelError`.
+    """
+    import torch
+
+    report_stage("import")
+    _seed(entry.seed)
+    target = _import_object(entry.name, "import", "model", entry.model)
+
+    report_stage("build")
+    module = _build(entry, target)
+
+    if entry.weights is not None:
+        report_stage("weights")
+        _load_weights(entry, module, root / entry.weights)
+    module = module.eval().to(device)
+
+    report_stage("inputs")
+    _seed(entry.seed)
+    dims = {name: torch.export.Dim(name, min=dim.min, max=dim.max) for name, dim in entry.dims.items()}
+    args, kwargs, dynamic_shapes = _inputs(entry, module, dims)
+    args, kwargs = _to_device((args, kwargs), device)
+
+    report_stage("export")
+    with torch.no_grad():
+        _seed(entry.seed)
+        state = copy.deepcopy(module.state_dict())
+        try:
+            output = module(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        except Exception as error:
+            raise ModelError(
+                entry.name,
+                "export",
+                f"forward() raises {_name(error)} on the example inputs: {_first_line(error)}",
+                hint="call the model on these inputs in plain PyTorch first; `inputs` and the model must agree",
+                details=_user_traceback(error),
+            ) from error
+        # The trial run must leave no trace in a model with state (a buffer that forward changes).
+        module.load_state_dict(state)
+        register_output_types(output)
+        program = _export(entry, module, args, kwargs, dynamic_shapes)
+    return Source(module, args, kwargs, dynamic_shapes, output, program)
+
+
+def _import_object(model: str, stage: str, key: str, reference: str) -> Any:
+    """Import `module:attribute`; raise `ModelError` at `stage` that names the key it comes from."""
+    module_name, _, attribute = reference.partition(":")
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise ModelError(
+                model,
+                stage,
+                f'`{key} = "{reference}"` names the module `{module_name}`, but there is no module `{error.name}`',
+                hint="check the spelling, and that the file is part of the package that this wheel ships",
+            ) from error
+        raise ModelError(
+            model,
+            stage,
+            f"importing `{module_name}` needs the module `{error.name}`, which is not installed in the build "
+            "environment",
+            hint="add the distribution that provides it to `build-system.requires`, next to torch",
+            details=_user_traceback(error),
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ModelError(
+            model,
+            stage,
+            f"importing `{module_name}` raises {_name(error)}: {_first_line(error)}",
+            hint=f"make `python -c 'import {module_name}'` work",
+            details=_user_traceback(error),
+        ) from error
+    for part in attribute.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError as error:
+            raise ModelError(
+                model,
+                stage,
+                f'`{key} = "{reference}"`: `{module_name}` has no attribute `{attribute}`.'
+                f"{did_you_mean(part, [name for name in dir(value) if not name.startswith('__')])}",
+                hint="write the name of a class, an instance or a function that the module defines",
+            ) from error
+    return value
+
+
+def _build(entry: ModelSettings, target: Any) -> torch.nn.Module:
+    import torch
+
+    module = target
+    if not isinstance(target, torch.nn.Module):
+        if not callable(target):
+            raise ModelError(
+                entry.name,
+                "build",
+                f'`model = "{entry.model}"` is a {type(target).__name__}, not an nn.Module class, an nn.Module '
+                "instance or a function that returns one",
+                hint="point `model` at one of these",
+            )
+        _seed(entry.seed)
+        try:
+            module = target()
+        except (Exception, SystemExit) as error:
+            raise ModelError(
+                entry.name,
+                "build",
+                f"calling `{entry.model}` without arguments raises {_name(error)}: {_first_line(error)}",
+                hint="a class or factory is called without arguments; write a factory that supplies them",
+                details=_user_traceback(error),
+            ) from error
+    if not isinstance(module, torch.nn.Module):
+        raise ModelError(
+            entry.name,
+            "build",
+            f"`{entry.model}` returned a {type(module).__name__}, not an nn.Module",
+            hint="return the module from the factory",
+        )
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelError(
+            entry.name,
+            "build",
+            f"`{entry.model}` is a TorchScript module, which torch.export cannot trace",
+            hint="use the nn.Module it was scripted from",
+        )
+    return module
+
+
+def _load_weights(entry: ModelSettings, module: torch.nn.Module, path: Path) -> None:
+    import torch
+
+    def fail(reason: str, hint: str) -> ModelError:
+        return ModelError(entry.name, "weights", f"`weights = {entry.weights!r}` {reason}", hint=hint)
+
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise fail(
+            f"cannot be read: {_first_line(error)}",
+            "save a state dict with safetensors.torch.save_file, or with torch.save(model.state_dict(), path), "
+            "which is loaded with weights_only=True and so may hold nothing but tensors and plain containers",
+        ) from error
+    if not (isinstance(state, dict) and all(isinstance(value, torch.Tensor) for value in state.values())):
+        raise fail(
+            "does not hold a state dict (names mapped to tensors)",
+            "save `model.state_dict()`, not the model or a checkpoint with more in it",
+        )
+    own = module.state_dict()
+    # safetensors stores one of several tied tensors only; the others get their values through it.
+    missing = sorted(own.keys() - state.keys() - _tied_to_any(own, state))
+    unexpected = sorted(state.keys() - own.keys())
+    shapes = [
+        f"{name} is {tuple(state[name].shape)} in the file and {tuple(own[name].shape)} in the model"
+        for name in sorted(own.keys() & state.keys())
+        if state[name].shape != own[name].shape
+    ]
+    kinds = [
+        f"{name} is {_dtype(state[name])} in the file and {_dtype(own[name])} in the model"
+        for name in sorted(own.keys() & state.keys())
+        if state[name].dtype != own[name].dtype
+    ]
+    mistakes = [
+        f"{label}: {', '.join(names[:8])}{f' and {len(names) - 8} more' if len(names) > 8 else ''}"
+        for label, names in (
+            ("missing tensors", missing),
+            ("unexpected tensors", unexpected),
+            ("other shapes", shapes),
+            ("other dtypes", kinds),
+        )
+        if names
+    ]
+    if mistakes:
+        raise fail(
+            f"does not fit the model `{entry.model}`: {'; '.join(mistakes)}",
+            "save the state dict of this very model, with the same configuration and dtype",
+        )
+    module.load_state_dict(state, strict=False)
+
+
+def _tied_to_any(own: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> set[str]:
+    def place(tensor: torch.Tensor) -> tuple[object, ...]:
+        return (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
+
+    given = {place(own[name]) for name in own.keys() & state.keys() if own[name].numel()}
+    return {name for name, tensor in own.items() if tensor.numel() and place(tensor) in given}
+
+
+def _inputs(
+    entry: ModelSettings, module: torch.nn.Module, dims: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Return the example args and kwargs, and `dynamic_shapes` in the form of `torch.export.export`."""
+    if not isinstance(entry.inputs, str):
+        return _declared_inputs(entry, module, entry.inputs, dims)
+    function = _import_object(entry.name, "inputs", "inputs", entry.inputs)
+    if callable(function):
+        try:
+            value = function()
+        except (Exception, SystemExit) as error:
+            raise ModelError(
+                entry.name,
+                "inputs",
+                f"calling `{entry.inputs}` raises {_name(error)}: {_first_line(error)}",
+                hint="it is called without arguments and returns a tuple of args, a dict of kwargs, or (args, kwargs)",
+                details=_user_traceback(error),
+            ) from error
+    else:
+        value = function
+    args, kwargs = _as_call(entry, value)
+    _check_binding(entry, module, args, kwargs)
+    return args, kwargs, _dynamic_shapes(entry, dims)
+
+
+def _as_call(entry: ModelSettings, value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Read what an `inputs` callable returned: (args, kwargs), a tuple of args, or a dict of kwargs."""
+    if isinstance(value, tuple):
+        if len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict):  # noqa: SIM102
+            if all(isinstance(name, str) for name in value[1]):
+                return value[0], value[1]
+        return value, {}
+    if isinstance(value, dict) and all(isinstance(name, str) for name in value):
+        return (), value
+    raise ModelError(
+        entry.name,
+        "inputs",
+        f"`{entry.inputs}` returned a {type(value).__name__}",
+        hint="return a tuple of positional arguments, a dict of keyword arguments, or (args, kwargs); "
+        "for a single tensor write `return (tensor,)`",
+    )
+
+
+def _check_binding(
+    entry: ModelSettings, module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    try:
+        inspect.signature(module.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        raise ModelError(
+            entry.name,
+            "inputs",
+            f"the example inputs do not fit forward{inspect.signature(module.forward)}: {error}",
+            hint="return a tuple of positional arguments, a dict of keyword arguments, or (args, kwargs)",
+        ) from error
+
+
+def _dynamic_shapes(entry: ModelSettings, dims: Mapping[str, Any]) -> Any:
+    """Turn the entry's `dynamic-shapes` into torch's form: names of dims into `Dim` objects."""
+    if isinstance(entry.dynamic_shapes, str):
+        return _import_object(entry.name, "inputs", "dynamic-shapes", entry.dynamic_shapes)
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, str):
+            return dims[value]
+        if isinstance(value, dict):
+            if value and all(str(key).isdigit() for key in value):
+                return {int(key): convert(item) for key, item in value.items()}
+            # An empty table is torch's None: nothing dynamic in this tensor.
+            return {key: convert(item) for key, item in value.items()} or None
+        if isinstance(value, (list, tuple)):
+            return [convert(item) for item in value]
+        return value
+
+    return convert(entry.dynamic_shapes) if entry.dynamic_shapes is not None else None
+
+
+def _declared_inputs(
+    entry: ModelSettings, module: torch.nn.Module, inputs: Mapping[str, TensorInput], dims: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """Make example tensors for declared shapes, in the order of forward's parameters."""
+    parameters = inspect.signature(module.forward).parameters
+    extra = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+    }
+    for name in inputs:
+        if name not in named and not extra:
+            raise ModelError(
+                entry.name,
+                "inputs",
+                f"`inputs.{name}`: forward() of `{entry.model}` has no parameter `{name}`."
+                f"{did_you_mean(name, named)}",
+                hint=f"its parameters are: {', '.join(named) or 'none'}",
+            )
+    missing = [
+        name for name, parameter in named.items() if parameter.default is parameter.empty and name not in inputs
+    ]
+    if missing:
+        raise ModelError(
+            entry.name,
+            "inputs",
+            f"`inputs` leaves out {', '.join(f'`{name}`' for name in missing)}, which forward() of `{entry.model}` "
+            "requires",
+            hint="declare every parameter without a default, or give `inputs` as a callable",
+        )
+    sizes = pick_sizes(
+        {name: (dim.min, dim.max) for name, dim in entry.dims.items()},
+        [size for tensor in inputs.values() for size in tensor.shape if isinstance(size, int)],
+    )
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    shapes: dict[str, Any] = {}
+    positional = True
+    for name in [*named, *(name for name in sorted(inputs) if name not in named)]:
+        parameter = named.get(name)
+        if name not in inputs:
+            positional = False  # what follows a left-out default goes by keyword
+            continue
+        tensor = _example_tensor(inputs[name], sizes)
+        if positional and parameter is not None and parameter.kind is not parameter.KEYWORD_ONLY:
+            args.append(tensor)
+        else:
+            kwargs[name] = tensor
+        named_sizes = {i: dims[size] for i, size in enumerate(inputs[name].shape) if isinstance(size, str)}
+        if parameter is None:
+            shapes.setdefault(next(p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), {})[name] = (
+                named_sizes or None
+            )
+        else:
+            shapes[name] = named_sizes or None
+    return tuple(args), kwargs, shapes if entry.dims else None
+
+
+def pick_sizes(dims: Mapping[str, tuple[int, int | None]], fixed: Sequence[int]) -> dict[str, int]:
+    """Choose example sizes that an export does not specialise on.
+
+    torch.export treats 0 and 1 as constants, and takes equal sizes for the same size; so every dim gets a size of its
+    own, at least 2 and none of the `fixed` ones, as far as its range (inclusive, `None` for no upper bound) has any.
+    """
+    taken = set(fixed)
+    sizes: dict[str, int] = {}
+    # The narrowest range chooses first, since it has the fewest sizes to choose from.
+    for name in sorted(dims, key=lambda name: ((dims[name][1] or 1 << 62) - dims[name][0], name)):
+        low, high = dims[name]
+        choices = _sizes_of(low, high)
+        size = next((size for size in choices if size not in taken), None)
+        sizes[name] = next(_sizes_of(low, high), low) if size is None else size
+        taken.add(sizes[name])
+    return sizes
+
+
+def _sizes_of(low: int, high: int | None) -> Iterator[int]:
+    """Yield the sizes of a range in the order of preference: from 8 upwards, then downwards; never 0 or 1."""
+    top = low + 4096 if high is None else high
+    start = min(max(low, 8), top)
+    yield from range(start, min(top, start + 4096) + 1)
+    yield from range(start - 1, max(low, 2) - 1, -1)
+
+
+def _example_tensor(declared: TensorInput, sizes: Mapping[str, int]) -> torch.Tensor:
+    import torch
+
+    shape = [sizes[size] if isinstance(size, str) else size for size in declared.shape]
+    dtype = getattr(torch, declared.dtype)
+    if dtype is torch.bool:
+        return torch.randint(0, 2, shape).to(torch.bool)
+    if dtype.is_floating_point or dtype.is_complex:
+        wide = torch.complex64 if dtype.is_complex else torch.float32
+        return torch.randn(shape, dtype=wide).to(dtype)
+    return torch.randint(0, declared.high, shape).to(dtype)
+
+
+def _to_device(call: Any, device: str) -> Any:
+    import torch
+    from torch.utils import _pytree
+
+    return _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), call)
+
+
+_CONSTANT = re.compile(r"(\w+) was inferred to be a constant \((\d+)\)")
+_SUGGESTED = re.compile(r"^\s*(\w+) = (.+)$", re.MULTILINE)
+
+
+def _export(
+    entry: ModelSettings, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
+) -> torch.export.ExportedProgram:
+    import torch
+
+    try:
+        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+    except (Exception, SystemExit) as error:
+        text = str(error)
+        constants = dict(_CONSTANT.findall(text))
+        if constants:
+            raise ModelError(
+                entry.name,
+                "export",
+                " and ".join(
+                    f"dim `{name}` is declared as a range, but the model only works for size {size}, the size of the "
+                    "example"
+                    for name, size in sorted(constants.items())
+                ),
+                hint="; ".join(
+                    f'write {size} in place of "{name}" in the shapes and drop `{name}` from `dims`, or find what '
+                    "in forward() fixes it (a reshape to a constant, an `if` on the size, a Python loop over it)"
+                    for name, size in sorted(constants.items())
+                ),
+                details=_first_lines(text, 12),
+            ) from error
+        if "Suggested fixes" in text:
+            fixes = [f"`{n}`: {v}" for n, v in _SUGGESTED.findall(text.partition("Suggested fixes")[2])]
+            raise ModelError(
+                entry.name,
+                "export",
+                "the model does not work for all of the declared ranges",
+                hint=f"change `dims` or the model so that {'; '.join(fixes)}" if fixes else "",
+                details=_first_lines(text, 12),
+            ) from error
+        raise ModelError(
+            entry.name,
+            "export",
+            f"torch.export raises {_name(error)}: {_first_line(error)}",
+            hint="torch.export needs a forward() without data-dependent Python control flow; see the traceback for "
+            "the place, and https://docs.pytorch.org/docs/stable/export.html for ways to rewrite it",
+            details=_user_traceback(error),
+        ) from error
+
+
+def _seed(seed: int) -> None:
+    """Seed every source of random numbers that model code commonly draws from."""
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def _name(error: BaseException) -> str:
+    return type(error).__name__
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, AotiError):
+        return str(error)
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "(no message)")
+
+
+def _first_lines(text: str, count: int) -> str:
+    return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][:count])
+
+
+def _user_traceback(error: BaseException) -> str:
+    """Return the part of the traceback that lies in the user's code: no frame of hatch-aoti, importlib or torch."""
+    here = str(Path(__file__).parent)
+    torch_module = sys.modules.get("torch")
+    torch_home = str(Path(torch_module.__file__ or "").parent) if torch_module is not None else here
+
+    def is_users(frame: traceback.FrameSummary) -> bool:
+        return not frame.filename.startswith((here, torch_home, "<frozen"))
+
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame)]
+    if not frames:
+        return ""
+    lines = traceback.format_list(frames) + traceback.format_exception_only(error)[:1]
+    return "Traceback (most recent call last, the project's own frames):\n" + "".join(lines).rstrip()
