@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from filelock import BaseFileLock
 
@@ -109,6 +109,20 @@ class Cache:
             else:
                 shutil.rmtree(directory, ignore_errors=True)
         return entry
+
+    def keep_texts(self, texts: Mapping[str, str]) -> Path:
+        """Store texts under a key made of themselves; return the directory that has them as files (mode 644)."""
+        key = hashlib.sha256(json.dumps(dict(texts), sort_keys=True).encode()).hexdigest()
+        found = self.get(key)
+        if found is not None:
+            return found
+        with self.scratch("texts") as directory:
+            entry = directory / "entry"
+            entry.mkdir()
+            for name, text in texts.items():
+                (entry / name).write_text(text, encoding="utf-8", newline="\n")
+                (entry / name).chmod(0o644)
+            return self.put(key, entry)
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:

@@ -25,7 +25,7 @@ from hatch_aoti.signature import register_output_types
 from hatch_aoti.workers import report_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from types import ModuleType
 
     import torch
@@ -309,6 +309,9 @@ def _inputs(
         value = function
     args, kwargs = _as_call(entry, value)
     _check_binding(entry, module, args, kwargs)
+    # In forward's order, so that neither the order in which the callable names them nor anything else decides it.
+    order = list(inspect.signature(module.forward).parameters)
+    kwargs = dict(sorted(kwargs.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     return args, kwargs, _dynamic_shapes(entry, dims)
 
 
@@ -380,13 +383,10 @@ def _declared_inputs(
             raise ModelError(
                 entry.name,
                 "inputs",
-                f"`inputs.{name}`: forward() of `{entry.model}` has no parameter `{name}`."
-                f"{did_you_mean(name, named)}",
+                f"`inputs.{name}`: forward() of `{entry.model}` has no parameter `{name}`.{did_you_mean(name, named)}",
                 hint=f"its parameters are: {', '.join(named) or 'none'}",
             )
-    missing = [
-        name for name, parameter in named.items() if parameter.default is parameter.empty and name not in inputs
-    ]
+    missing = [name for name, parameter in named.items() if parameter.default is parameter.empty and name not in inputs]
     if missing:
         raise ModelError(
             entry.name,

@@ -46,6 +46,7 @@ class Job:
     directory: Path
     log: Path
     environ: Mapping[str, str]
+    cwd: Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +144,7 @@ def _run_job(
                 pass_fds=(write_end,),
                 start_new_session=True,
                 env=dict(job.environ),
+                cwd=job.cwd,
                 text=True,
             )
         finally:

@@ -1,0 +1,341 @@
+"""Bundled models: which file this machine can run, loading it, and the objects that users call.
+
+Nothing is loaded before it is needed, and `torch` not even imported: a model's first call does both. A model goes
+straight to PyTorch's C++ package loader, which takes milliseconds; `load` gives PyTorch's own object, which takes
+seconds because it imports the compiler.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import logging
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+import threading
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hatch_aoti.accessor.calls import caller
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.export.pt2_archive._package import AOTICompiledModel
+
+    from hatch_aoti.accessor.contract import Signature
+
+__all__ = ["MODELS", "Build", "LoadError", "Model", "Variant", "load", "main"]
+
+
+class LoadError(RuntimeError):
+    """A bundled model cannot be loaded here. The text says why and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """What the models were compiled with and for."""
+
+    torch: str
+    system: str
+    machine: str
+    hatch_aoti: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One compiled file of a model, for one CPU baseline.
+
+    `features` are the names under which `torch.cpu.get_capabilities()` reports what the baseline needs;
+    `description` says it for people ("AVX2").
+    """
+
+    target: str
+    file: str
+    features: tuple[str, ...] = ()
+    description: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.target} ({self.description})" if self.description else self.target
+
+
+class Model:
+    """A compiled model: call it like the `forward` it was compiled from.
+
+    The first call loads it. Calls may come from several threads; up to `num_runners` of them run at once. Arguments
+    are checked against `signature`: TypeError for a wrong type or missing argument, ValueError for a wrong value,
+    LoadError (a RuntimeError) if the model cannot be loaded here. Results never track gradients.
+    """
+
+    name: ClassVar[str]
+    source: ClassVar[str]
+    signature: ClassVar[Signature]
+    variants: ClassVar[tuple[Variant, ...]]
+    device: ClassVar[str] = "cpu"
+    num_runners: ClassVar[int] = 1
+    build: ClassVar[Build]
+    folder: ClassVar[Path] = Path(__file__).parent
+
+    def __init__(self) -> None:
+        self._call: Callable[..., Any] = self._first_call
+        self._loaded = False
+
+    @property
+    def path(self) -> Path:
+        """The compiled file that this CPU would load."""
+        if len(self.variants) == 1:
+            return self.folder / self.variants[0].file
+        return self.folder / self._variant().file
+
+    def _first_call(self, *values: Any) -> Any:
+        with _Lock.current:
+            if not self._loaded:  # another thread may have been faster
+                path = self.folder / self._variant().file
+                loader = _open(self, path)
+                self._call = caller(self.name, self.signature, loader.boxed_run)
+                self._loaded = True
+        return self._call(*values)
+
+    def _variant(self) -> Variant:
+        """Return the best variant that this machine can run; LoadError says what is missing if there is none."""
+        built = self.build
+        here = (_system(platform.system()), _machine(platform.machine()))
+        if here != (_system(built.system), _machine(built.machine)):
+            raise LoadError(
+                f"{self.name} was compiled for {built.system} on {built.machine}; this is {platform.system()} on "
+                f"{platform.machine()}. Install a wheel that was built for this platform."
+            )
+        torch = _torch(self)
+        able = torch.cpu.get_capabilities()
+        for variant in self.variants:
+            if all(able.get(feature) for feature in variant.features):
+                return variant
+        least = self.variants[-1]
+        missing = ", ".join(feature for feature in least.features if not able.get(feature))
+        raise LoadError(
+            f"{self.name} needs {least}; this CPU ({able.get('cpu_name') or platform.machine()}) lacks {missing}. "
+            f"Use a wheel built for a lower target."
+        )
+
+    def __reduce__(self) -> str:
+        """Pickle and copy by name: the other process loads its own."""
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<{self.name}{self.signature}>"
+
+
+class _Lock:
+    """Guards first use. A child process gets a new lock: the thread that held the old one was not forked."""
+
+    current = threading.RLock()
+
+    @classmethod
+    def renew(cls) -> None:
+        cls.current = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Lock.renew)
+
+
+def _system(name: str) -> str:
+    return {"macos": "darwin"}.get(name.lower(), name.lower())
+
+
+def _machine(name: str) -> str:
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name.lower(), name.lower())
+
+
+def _torch(model: Model) -> Any:
+    """Import torch, and refuse one that is older than the one that compiled the model."""
+    built = model.build.torch
+    try:
+        import torch
+    except ImportError as error:
+        raise LoadError(
+            f"{model.name} needs torch {_minor(built)} or newer, which cannot be imported here ({error}). "
+            f'Install it: pip install "torch>={_minor(built)}"'
+        ) from error
+    if _numbers(torch.__version__) < _numbers(built):
+        raise LoadError(
+            f"{model.name} was compiled with torch {built} and needs torch {_minor(built)} or newer; this is torch "
+            f'{torch.__version__}. Upgrade it: pip install "torch>={_minor(built)}"'
+        )
+    return torch
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def _minor(version: str) -> str:
+    return ".".join(map(str, _numbers(version)))
+
+
+def _check_present(model: Model, path: Path) -> None:
+    if not path.is_file():
+        raise LoadError(f"{model.name}: {path} is missing. Reinstall the package that contains it.")
+
+
+def _open(model: Model, path: Path) -> Any:
+    """Return PyTorch's C++ loader on the file.
+
+    That loader unpacks archives into TMPDIR, keeps them there while it lives, and leaves them behind when it fails or
+    the process is killed (pytorch/pytorch#141772). It also takes an unpacked folder, which may go once the code is
+    mapped; so the archive is unpacked here, wherever that works: TMPDIR may be full, read-only or mounted noexec.
+    """
+    import torch
+
+    _check_present(model, path)
+    loader_class = getattr(torch._C._aoti, "AOTIModelPackageLoader", None)  # noqa: SLF001
+    if loader_class is None:  # a later torch: its own function knows how
+        return _aoti_load_package(str(path)).loader
+    failures = []
+    for place in dict.fromkeys([_temporary_folder(), _cache_folder(), path.parent]):
+        try:
+            with _unpacked(path, place, keep=model.device != "cpu") as folder:
+                return loader_class(str(folder), "model", False, model.num_runners, -1)
+        except (zipfile.BadZipFile, EOFError) as error:
+            raise LoadError(f"{model.name}: {path} is damaged ({error}). Reinstall the package.") from error
+        except OSError as error:
+            failures.append(f"{place}: {error.strerror or error}")
+        except RuntimeError as error:
+            if "failed to map segment" not in str(error):
+                raise LoadError(
+                    f"{model.name}: torch {torch.__version__} cannot load {path}, which torch {model.build.torch} "
+                    f"compiled: {_first_line(error)}"
+                ) from error
+            failures.append(f"{place}: does not allow to run code (noexec)")
+    tried = "\n".join(f"  {failure}" for failure in failures)
+    raise LoadError(
+        f"{model.name}: no folder to unpack {path.name} in. Set TMPDIR to one that can be written, has room and "
+        f"allows to run code. Tried:\n{tried}"
+    )
+
+
+def _temporary_folder() -> Path:
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # none is writable; the attempt below says so about this one
+        return Path(os.environ.get("TMPDIR") or os.sep + "tmp")
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache")  # noqa: PTH111  (never raises)
+
+
+@contextlib.contextmanager
+def _unpacked(archive: Path, place: Path, *, keep: bool) -> Iterator[Path]:
+    """Yield a folder in `place` with the content of the archive.
+
+    It is removed on leaving, or, with `keep`, when the process ends: kernels for GPUs are read on their first launch.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="aoti-", dir=place))
+    try:
+        with zipfile.ZipFile(archive) as file:
+            file.extractall(folder)
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+
+    owner = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == owner:  # a forked child must not remove what its parent uses
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+
+
+def _aoti_load_package(path: str, **options: Any) -> AOTICompiledModel:
+    """Call `torch._inductor.aoti_load_package` without its false alarms.
+
+    It warns when no compiler is installed and when the CPU can do more than the model needs
+    (pytorch/pytorch#191713); neither matters for a compiled file whose CPU baseline has been checked.
+    """
+    import torch._inductor
+
+    loggers = [
+        logging.getLogger(f"torch.{name}") for name in ("_inductor.package.package", "export.pt2_archive._package")
+    ]
+    for logger in loggers:
+        logger.addFilter(_no_false_alarm)
+    try:
+        return torch._inductor.aoti_load_package(path, **options)  # noqa: SLF001
+    finally:
+        for logger in loggers:
+            logger.removeFilter(_no_false_alarm)
+
+
+def _no_false_alarm(record: logging.LogRecord) -> bool:
+    return not record.msg.startswith(("Loading outdated pt2 file", "Device information mismatch"))
+
+
+MODELS: dict[str, Model] = {}
+"""Every model in this package, by name."""
+
+_packages: dict[tuple[str, int, bool], AOTICompiledModel] = {}
+
+
+def load(name: str, device_index: int = -1, run_single_threaded: bool = False) -> AOTICompiledModel:
+    """Return what `torch._inductor.aoti_load_package` makes of a model's file: PyTorch's own object, and behaviour.
+
+    It is made on the first call for each set of arguments. Named tuples, dataclasses and `torch.return_types` are
+    plain tuples here, and nothing is checked: calling a model of this module directly does more and starts faster.
+    Raises KeyError for an unknown name and LoadError if the model cannot be loaded here.
+    """
+    if name not in MODELS:
+        raise KeyError(f"no model {name!r} in this package; there are: {', '.join(MODELS)}")
+    key = (name, device_index, run_single_threaded)
+    with _Lock.current:
+        if key not in _packages:
+            _packages[key] = _load_package(MODELS[name], device_index, run_single_threaded)
+        return _packages[key]
+
+
+def _load_package(model: Model, device_index: int, run_single_threaded: bool) -> AOTICompiledModel:
+    path = model.folder / model._variant().file  # noqa: SLF001
+    _check_present(model, path)
+    place = _temporary_folder()
+    before = set(place.glob("aotinductor_*"))
+    try:
+        return _aoti_load_package(str(path), run_single_threaded=run_single_threaded, device_index=device_index)
+    except RuntimeError as error:
+        # The C++ loader leaves the archive behind when it fails (pytorch/pytorch#141772). Others may be loading, too:
+        # only what holds this very archive goes.
+        for left in set(place.glob("aotinductor_*")) - before:
+            if (left / path.stem).is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+        raise LoadError(f"{model.name}: PyTorch cannot load {path}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def main() -> int:
+    """List the models for people: signature, files, sizes, targets. Does not import torch."""
+    built = Model.build
+    blocks = [f"Compiled with torch {built.torch} for {built.system} {built.machine} by hatch-aoti {built.hatch_aoti}."]
+    for model in MODELS.values():
+        lines = [f"{model.name}{model.signature}"]
+        for variant in model.variants:
+            path = model.folder / variant.file
+            size = f"{path.stat().st_size / 1e6:.2f} MB" if path.is_file() else "MISSING"
+            lines.append(f"  {path}: {size}, {variant}, {model.device}")
+        lines.append(f"  source: {model.source}")
+        blocks.append("\n".join(lines))
+    sys.stdout.write("\n\n".join(blocks) + "\n")
+    return 0

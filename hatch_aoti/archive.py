@@ -1,0 +1,238 @@
+r"""Reading and writing `.pt2` archives byte for byte, without executing anything in them.
+
+The layout is that of `torch/export/pt2_archive` (torch 2.13): a zip of uncompressed members, all under one folder:
+
+    <stem>/data/aotinductor/<model>/<file>      what the compiler made: the object and its `*.wrapper_metadata.json`
+    <stem>/archive_format, archive_version      "pt2", "0"
+    <stem>/byteorder, .data/version             "little", "6\n" (of the zip container)
+    <stem>/.data/serialization_id               40 digits; random in torch's writer, a hash of the contents here
+
+For each model torch's loader needs one `.so`, under any name, and the `.json` named like it with `_metadata.json` in
+place of `.so` (`load_metadata` in `model_package_loader.cpp`; the device is read from it). It needs no other file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import re
+import stat
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import IO, TYPE_CHECKING, Final
+
+from hatch_aoti.errors import AotiError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["ModelFiles", "Package", "extract_objects", "read_package", "write_package"]
+
+ModelFiles = Mapping[str, bytes | Path]
+"""The files of one model: name inside the model's folder → contents, or the file that has them."""
+
+_MODELS: Final = "data/aotinductor/"
+_FORMAT: Final = {"archive_format": b"pt2", "archive_version": b"0"}
+_BOOKKEEPING: Final = {**_FORMAT, "byteorder": b"little", ".data/version": b"6\n"}
+_SERIALIZATION_ID: Final = ".data/serialization_id"
+_DATE: Final = (1980, 1, 1, 0, 0, 0)
+_ALIGNMENT: Final = 64
+_CHUNK: Final = 1 << 20
+
+
+def write_package(path: Path, models: Mapping[str, ModelFiles], *, stem: str | None = None) -> None:
+    """Write the files of `models` as a `.pt2` archive to `path`, replacing what is there only when all went well.
+
+    The bytes depend on `models` and `stem` alone (the name of the folder inside, by default the name of the file
+    without its suffix), not on times, permissions, order or where the contents come from. Contents given as paths are
+    copied in pieces. Raises `AotiError` for names that cannot be in an archive and for a file that cannot be read or
+    written.
+    """
+    stem = path.stem if stem is None else stem
+    members = _members(path, stem, models)
+    temporary: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            _write_members(file, stem, members)
+        temporary.chmod(0o644)  # mkstemp's 0600 would not let other users load an installed model
+        temporary.replace(path)
+    except OSError as error:
+        raise AotiError(f"cannot write {path}: {error.strerror or error} ({error.filename or path}).") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def _members(path: Path, stem: str, models: Mapping[str, ModelFiles]) -> dict[str, bytes | Path]:
+    members: dict[str, bytes | Path] = {}
+    for model, files in models.items():
+        for name, content in files.items():
+            members[f"{_MODELS}{model}/{name}"] = content
+    for part in (stem, *models):
+        if "/" in part or not _is_safe(part):
+            raise AotiError(f"cannot write {path}: `{part}` cannot be the name of a folder in an archive.")
+    for member in members:
+        if not _is_safe(member):
+            raise AotiError(f"cannot write {path}: `{member}` cannot be the name of a file in an archive.")
+    return dict(sorted(members.items()))
+
+
+def _write_members(file: IO[bytes], stem: str, members: Mapping[str, bytes | Path]) -> None:
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in [*members.items(), *sorted(_BOOKKEEPING.items())]:
+            digest.update(f"{len(name)}:{name}".encode())
+            digest.update(_write_member(archive, f"{stem}/{name}", content))
+        # torch makes it 20 digits for the names and 20 for the contents; nothing reads them but people and caches.
+        serialization_id = f"{int.from_bytes(digest.digest()) % 10**40:040d}"
+        _write_member(archive, f"{stem}/{_SERIALIZATION_ID}", serialization_id.encode())
+
+
+def _write_member(archive: zipfile.ZipFile, name: str, content: bytes | Path) -> bytes:
+    """Append one member, aligned as torch's own writer does it, and return the SHA-256 of its contents."""
+    info = zipfile.ZipInfo(name, _DATE)
+    info.create_system = 3  # Unix, on every system
+    info.external_attr = (stat.S_IFREG | 0o644) << 16
+    info.file_size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    large = info.file_size * 1.05 > zipfile.ZIP64_LIMIT  # zipfile's own rule
+    # The contents follow the fixed header, the name, the 64-bit sizes and an extra field: "FB", its length, padding.
+    padding = -(archive.start_dir + 30 + len(name.encode()) + (20 if large else 0) + 4) % _ALIGNMENT
+    info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
+    digest = hashlib.sha256()
+    with archive.open(info, "w", force_zip64=large) as target, contextlib.ExitStack() as stack:
+        if isinstance(content, bytes):
+            digest.update(content)
+            target.write(content)
+        else:
+            source = stack.enter_context(content.open("rb"))
+            while chunk := source.read(_CHUNK):
+                digest.update(chunk)
+                target.write(chunk)
+    return digest.digest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """A `.pt2` archive that was checked but not read: contents come when asked for.
+
+    `models` are the sizes in bytes of the files of each compiled model, by name inside its folder; `other` are those of
+    all other members, by name inside the archive's folder, which is called `stem`.
+    """
+
+    path: Path
+    stem: str
+    models: Mapping[str, Mapping[str, int]]
+    other: Mapping[str, int]
+
+    def read(self, model: str, name: str) -> bytes:
+        """Return the contents of one file of a model. Raises `AotiError` when they are damaged (CRC-32)."""
+        with self.open(model, name) as member:
+            return member.read()
+
+    @contextlib.contextmanager
+    def open(self, model: str, name: str) -> Iterator[IO[bytes]]:
+        """Open one file of a model for reading in pieces. Raises `AotiError` when it is damaged or not there."""
+        if name not in self.models.get(model, {}):
+            raise AotiError(f"{self.path} has no file `{name}` of a model `{model}`.")
+        inside = f"{self.stem}/{_MODELS}{model}/{name}"
+        with _reading(self.path), zipfile.ZipFile(self.path) as archive, archive.open(inside) as member:
+            yield member
+
+
+def read_package(path: Path) -> Package:
+    """Check the archive at `path` and return what is in it, without reading the models.
+
+    Refused, with an `AotiError` that names the file: what is not a zip or is cut off; members that are compressed or
+    encrypted, that are larger than the file, that appear twice, or whose name leaves the archive's folder; what is not
+    a PT2 archive of version 0.
+    """
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+        _check_entries(path, entries)
+        stem = entries[0].filename.partition("/")[0]
+        sizes = {entry.filename.removeprefix(f"{stem}/"): entry.file_size for entry in entries}
+        for name, expected in _FORMAT.items():
+            found = archive.read(f"{stem}/{name}") if sizes.get(name, 0) == len(expected) else b""
+            if found != expected:
+                raise AotiError(
+                    f"{path} is not a PT2 archive of version 0: `{name}` should say {expected.decode()!r}. Build it "
+                    "again with this version of hatch-aoti."
+                )
+    models: dict[str, dict[str, int]] = {}
+    for name in [name for name in sizes if name.startswith(_MODELS) and name.count("/") > 2]:
+        model, _, file = name.removeprefix(_MODELS).partition("/")
+        models.setdefault(model, {})[file] = sizes.pop(name)
+    frozen = {model: MappingProxyType(files) for model, files in models.items()}
+    return Package(path, stem, MappingProxyType(frozen), MappingProxyType(sizes))
+
+
+def extract_objects(path: Path) -> dict[str, bytes]:
+    """Return the shared object of each compiled model in the archive at `path`."""
+    package = read_package(path)
+    return {model: package.read(model, _object_of(package, model)) for model in package.models}
+
+
+def _object_of(package: Package, model: str) -> str:
+    objects = [name for name in package.models[model] if name.endswith(".so")]
+    if len(objects) != 1:
+        found = ", ".join(objects) or "none"
+        raise AotiError(f"model `{model}` in {package.path} should have one shared object (.so); found: {found}.")
+    return objects[0]
+
+
+def _check_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
+    if not entries:
+        raise AotiError(f"{path} is an empty archive. Build it again.")
+    seen: set[str] = set()
+    stem = entries[0].filename.partition("/")[0]
+    room = path.stat().st_size
+    for entry in entries:
+        room -= entry.compress_size
+        problem = _entry_problem(entry, stem, seen)
+        if problem:
+            raise AotiError(f"{path} is not a sound PT2 archive: member `{entry.filename}` {problem}. Do not load it.")
+        if room < 0:
+            raise AotiError(f"{path} is not a sound PT2 archive: its members are larger than the file. Do not load it.")
+        seen.add(entry.filename)
+
+
+def _entry_problem(entry: zipfile.ZipInfo, stem: str, seen: set[str]) -> str:
+    # `orig_filename` is what the file says; `filename` is cut at a NUL byte
+    if not _is_safe(entry.orig_filename) or "/" not in entry.filename:
+        return "has a name that leaves the archive's folder"
+    if not entry.filename.startswith(f"{stem}/"):
+        return f"is outside the folder `{stem}` of the others"
+    if entry.filename in seen:
+        return "appears twice"
+    if entry.flag_bits & 0x1:
+        return "is encrypted"
+    if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+        return "is compressed, which torch never writes"
+    return ""
+
+
+def _is_safe(name: str) -> bool:
+    """Say whether a member name is relative, in normal form and free of characters that systems read differently."""
+    if not name or re.search(r'[\\:\x00-\x1f\x7f"*<>?|]', name):
+        return False
+    return not name.startswith("/") and str(PurePosixPath(name)) == name and ".." not in name.split("/")
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn what zipfile raises for missing and damaged files into errors that name the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise AotiError(f"{path} is damaged: {error}. Build it again.") from error
+        raise AotiError(f"cannot read {path}: {error.strerror}.") from error
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, ValueError, RuntimeError, OverflowError) as error:
+        raise AotiError(
+            f"{path} is not a zip archive, or it is damaged or cut off: {error}. Build it again."
+        ) from error

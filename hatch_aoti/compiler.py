@@ -1,0 +1,396 @@
+"""`ExportedProgram` and target → compiled files. The only module that calls `torch._inductor`.
+
+What a torch release can break is here: the options that make AOTInductor's output portable and reproducible, and
+three internal functions that are replaced while it compiles (see `_steer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from filelock import FileLock
+
+from hatch_aoti.errors import AotiError, did_you_mean
+from hatch_aoti.signature import make_serialisable, plain_containers
+from hatch_aoti.target import TORCH_PICKS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+    from hatch_aoti.target import Target
+
+__all__ = ["CompileError", "Toolchain", "compile_program", "find_toolchain", "program_digest"]
+
+# The stem of all generated files. Fixed, because torch's own choice hashes paths of the builder.
+_STEM = "model"
+_HEADER = "header.h"
+
+# How many threads torch assumes when it decides which loops to make parallel. The number itself does not get into
+# the code (`cpp.dynamic_threads`), but the decisions would otherwise follow the builder's cores.
+_ASSUMED_THREADS = 8
+
+# What torch notes about the builder in an artifact's metadata.
+_BUILDER_METADATA = frozenset({"AOTI_CPU_ISA", "AOTI_PLATFORM", "AOTI_MACHINE", "AOTI_COMPUTE_CAPABILITY"})
+
+
+class CompileError(AotiError):
+    """AOTInductor or the C++ compiler failed; `details` is the telling end of what they said."""
+
+    def __init__(self, reason: str, *, hint: str = "", details: str = "") -> None:
+        self.reason, self.hint, self.details = reason, hint, details
+        super().__init__(reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class Toolchain:
+    """What the compiled bytes depend on besides the program: recorded in the manifest and part of every cache key."""
+
+    command: tuple[str, ...]
+    compiler: str  # the first line of `--version`
+    torch: str  # version with its local part
+    torch_git: str
+
+    def record(self) -> dict[str, str]:
+        """Return what the manifest says about the toolchain; the command's path stays out of it."""
+        return {"compiler": self.compiler, "torch": self.torch, "torch_git": self.torch_git}
+
+
+def find_toolchain(environ: Mapping[str, str] = os.environ) -> Toolchain:
+    """Find the C++ compiler: the environment variable `CXX` (a command, arguments allowed), or `g++`/`clang++`.
+
+    Raises `CompileError` when there is none, or when it does not run.
+    """
+    import torch
+
+    default = "clang++" if sys.platform == "darwin" else "g++"
+    command = shlex.split(environ.get("CXX", "")) or [default]
+    path = shutil.which(command[0], path=environ.get("PATH", os.defpath))
+    if path is None:
+        raise CompileError(
+            f"there is no C++ compiler `{command[0]}` on PATH",
+            hint="install one (Debian and Ubuntu: `apt-get install g++`; Fedora: `dnf install gcc-c++`; macOS: "
+            "`xcode-select --install`), or name another in the environment variable CXX",
+        )
+    try:
+        said = subprocess.run([path, *command[1:], "--version"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CompileError(
+            f"the C++ compiler `{shlex.join(command)}` does not run: {error}",
+            hint="make `$CXX --version` work, or name another compiler in the environment variable CXX",
+        ) from error
+    return Toolchain(
+        (path, *command[1:]),
+        said.partition("\n")[0].strip(),
+        str(torch.__version__),
+        str(torch.version.git_version),
+    )
+
+
+def compile_program(
+    program: torch.export.ExportedProgram,
+    target: Target,
+    toolchain: Toolchain,
+    *,
+    options: Mapping[str, Any],
+    directory: Path,
+    headers: Path,
+    seed: int,
+    include_sources: bool = False,
+) -> dict[str, Path | bytes]:
+    """Compile a program for one target; return the files that a `.pt2` needs, by name.
+
+    `options` are inductor options over the target's own; `directory` is private to this call and receives everything
+    that is generated; `headers` is shared between calls and builds and keeps the precompiled headers. Neither path
+    gets into the result. With `include_sources` the generated C++ is among the files. Raises `CompileError`.
+    """
+    import torch
+    import torch._inductor
+
+    known = torch._inductor.config.get_config_copy()  # noqa: SLF001
+    for option in options:
+        if option not in known:
+            raise CompileError(
+                f"torch {torch.__version__} has no inductor option `{option}`.{did_you_mean(option, known)}",
+                hint="see torch/_inductor/config.py for the options of the installed torch",
+            )
+    merged = {
+        **target.inductor_options(),
+        "aot_inductor.package": True,
+        "aot_inductor.model_name_for_generated_files": _STEM,
+        # Line tables are -g1: three quarters of the file, and paths of the builder.
+        "aot_inductor.enable_line_tables": False,
+        "cpp.threads": _ASSUMED_THREADS,
+        "cpp.cxx": (None, os.fspath(_compiler_script(toolchain, directory))),
+        # Kernels are compiled in this process's own children, so that they die with it.
+        "compile_threads": 1,
+        **copy.deepcopy(dict(options)),
+    }
+    threads = torch.get_num_threads()
+    try:
+        # Folded constants must not depend on how many threads summed them up.
+        torch.set_num_threads(1)
+        torch.manual_seed(seed)
+        args, kwargs = plain_containers(copy.deepcopy(program.example_inputs))
+        with torch.no_grad(), _steer(target, headers):
+            files = torch._inductor.aot_compile(  # noqa: SLF001
+                make_serialisable(program.module(check_guards=False)), args, kwargs, options=merged
+            )
+    except CompileError:
+        raise
+    except Exception as error:
+        raise _explain(error) from error
+    finally:
+        torch.set_num_threads(threads)
+    return _needed(
+        [Path(file) for file in cast("list[object]", files) if isinstance(file, str)],
+        directory if include_sources else None,
+    )
+
+
+def _needed(files: list[Path], sources: Path | None) -> dict[str, Path | bytes]:
+    """Pick what loading needs: the object, its metadata, and what belongs to custom operators and constants.
+
+    The metadata loses what the builder's CPU put in: PyTorch's loader compares it with the CPU it runs on and warns of
+    a mismatch that is none (pytorch/pytorch#191713). `sources`, if given, is the directory whose path is taken out of
+    the generated C++, which is then kept.
+    """
+    kept: dict[str, Path | bytes] = {}
+    for path in sorted(files):
+        if path.name.endswith("_metadata.json"):
+            if path.name.endswith(".wrapper_metadata.json"):
+                metadata = json.loads(path.read_text(encoding="utf-8"))
+                kept[path.name] = json.dumps(
+                    {name: value for name, value in metadata.items() if name not in _BUILDER_METADATA}, sort_keys=True
+                ).encode()
+        elif path.suffix in {".cpp", ".h"}:
+            if sources is not None:
+                lines = path.read_text(encoding="utf-8").replace(os.fspath(sources), ".").splitlines()
+                # The compile commands at the end name paths of the builder.
+                kept[path.name] = "\n".join(
+                    line for line in lines if not line.startswith(("// Compile cmd", "// Link cmd", '#include "/'))
+                ).encode()
+        else:
+            kept[path.name] = path
+    return kept
+
+
+@contextlib.contextmanager
+def _steer(target: Target, headers: Path) -> Iterator[None]:
+    """Make torch compile for `target` rather than for this machine, and share precompiled headers."""
+    from torch._inductor import codecache, cpu_vec_isa
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (codecache, "_precompile_header", functools.partial(_precompiled_header, headers))
+    ]
+    if target.vec_isa != TORCH_PICKS:
+        isas = [_forced_isa(target.vec_isa)] if target.vec_isa else []
+        replaced.append((cpu_vec_isa, "valid_vec_isa_list", lambda: isas))
+    with contextlib.ExitStack() as undo:
+        for module, name, replacement in replaced:
+            undo.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, replacement)
+        yield
+
+
+def _forced_isa(name: str) -> Any:
+    """Return torch's vector ISA of this name as a fact, where torch would find out by six runs of the compiler (7 s).
+
+    A subclass, since asking an ISA for its truth value probes, and for AVX-512 adds bf16 where the builder has it.
+    """
+    from torch._inductor import cpu_vec_isa
+
+    base = getattr(cpu_vec_isa, name)
+    return type(name, (base,), {"__bool__": lambda _self: True, "__hash__": base.__hash__})()
+
+
+def _precompiled_header(headers: Path, header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
+    """Stand in for torch's function of this name: return the path of a header that has a precompiled form next to it.
+
+    torch keys its precompiled headers by paths, so that a build in an isolated environment never finds one again
+    (10 s each time), preprocesses them to notice changes (1 s each) and can leave a half-written one behind. Here the
+    key is the toolchain and the flags without paths, and a header appears when it is whole.
+    """
+    import torch
+    from torch._inductor import cpp_builder
+
+    del hashable_cmd_line  # names paths of this machine
+    compile_command.pop("extra_flags", None)
+    options = cpp_builder.CppTorchDeviceOptions(**compile_command, precompiling=True)
+    places = {str(Path(torch.__file__).parent): "<torch>", sysconfig.get_path("include"): "<python>"}
+    script = Path(options.get_compiler())
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory) / _HEADER
+        builder = cpp_builder.CppBuilder(name=str(source), sources=str(source), BuildOption=options)
+        command = builder.get_command_line()
+        for place, token in {**places, directory: "<work>", str(script): "<compiler>"}.items():
+            command = command.replace(place, token)
+        identity = [header, command, str(torch.__version__), str(torch.version.git_version), _script_identity(script)]
+        final = headers / hashlib.sha256("\0".join(identity).encode()).hexdigest()
+        headers.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{final}.lock"):  # other workers and builds want the same headers: they wait, and find them
+            if not (final / f"{_HEADER}.gch").is_file():
+                source.write_text(f"#include <{header}>\n", encoding="utf-8")
+                builder.build()
+                with _appearing(final) as new:
+                    for path in Path(directory).iterdir():
+                        shutil.copyfile(path, new / path.name)
+    return str(final / _HEADER)
+
+
+@contextlib.contextmanager
+def _appearing(final: Path) -> Iterator[Path]:
+    """Yield a new directory that becomes `final`, by a rename, when the block succeeds."""
+    new = Path(tempfile.mkdtemp(prefix="new-", dir=final.parent))
+    try:
+        yield new
+        shutil.rmtree(final, ignore_errors=True)
+        new.rename(final)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+def _compiler_script(toolchain: Toolchain, directory: Path) -> Path:
+    """Write the script that stands in for the compiler, with the flags that keep the builder out of the result."""
+    import torch
+
+    # The longest path first: a prefix of another must not win.
+    places = {
+        os.fspath(directory): ".",
+        os.fspath(Path(torch.__file__).parent): "torch",
+        sysconfig.get_path("include"): "python",
+        sysconfig.get_path("platinclude"): "python",
+    }
+    maps = [f"-ffile-prefix-map={place}={token}" for place, token in sorted(places.items(), reverse=True)]
+    if sys.platform == "darwin":
+        link = ["-Wl,-x", "-Wl,-S"]
+    else:
+        # The assembly file with the weights has no .note.GNU-stack, which makes the whole object ask for an
+        # executable stack, and glibc >= 2.41 refuses to load it.
+        link = ["-Wl,-z,noexecstack", "-Wl,-s", "-Wl,--build-id=none"]
+    script = directory / "cxx"
+    script.write_text(
+        "#!/bin/sh\n"
+        "# Stands in for the C++ compiler, see hatch_aoti/compiler.py.\n"
+        'for argument in "$@"; do\n'
+        f'  if [ "$argument" = -shared ]; then set -- "$@" {shlex.join(link)}; break; fi\n'
+        "done\n"
+        f'exec {shlex.join(toolchain.command)} "$@" {shlex.join(maps)}\n',
+        encoding="utf-8",
+    )
+    script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    return script
+
+
+@functools.cache
+def _script_identity(script: Path) -> str:
+    """Return what the compiler behind `script` says of itself: path-free, and other for another compiler."""
+    return subprocess.run([script, "-v"], capture_output=True, text=True, check=False).stderr
+
+
+_ERROR_LINE = re.compile(r"(error:|undefined reference|cannot find -l|fatal|No space left|Killed)", re.IGNORECASE)
+
+
+def _explain(error: Exception) -> CompileError:
+    """Turn what AOTInductor raised into an error for the person who must act."""
+    text = str(error)
+    name = type(error).__name__
+    if name == "InvalidCxxCompiler":
+        return CompileError("the C++ compiler does not run", hint="make `$CXX --version` work")
+    if name == "CppCompileError" or "CppCompileError" in text:
+        telling = [line.rstrip() for line in text.splitlines() if _ERROR_LINE.search(line)]
+        tail = [line.rstrip() for line in text.splitlines() if line.strip()][-12:]
+        return CompileError(
+            "the C++ compiler rejects the code that AOTInductor generated",
+            hint="the log has the full output; an older or newer compiler, or `inductor-configs`, may get around it",
+            details="\n".join(telling[:8] or tail),
+        )
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "(no message)")
+    return CompileError(
+        f"AOTInductor raises {name}: {first}",
+        hint="the log has the whole traceback; if plain `torch._inductor.aoti_compile_and_package` fails the same way, "
+        "it is torch's to fix",
+        details="\n".join([line.rstrip() for line in text.splitlines() if line.strip()][1:8]),
+    )
+
+
+def program_digest(program: torch.export.ExportedProgram) -> str:
+    """Return a SHA-256, in hexadecimal, over all of a program that its compiled form depends on.
+
+    That is its graphs with every value's dtype, sizes, strides and device, its constants' bytes, the ranges of its
+    dims and its example inputs' metadata; not source locations, which differ from checkout to checkout.
+    """
+    import torch
+
+    digest = hashlib.sha256()
+
+    def add(*parts: object) -> None:
+        for part in parts:
+            data = part if isinstance(part, bytes) else str(part).encode()
+            digest.update(len(data).to_bytes(8, "little"))
+            digest.update(data)
+
+    for name, module in program.graph_module.named_modules():
+        if not isinstance(module, torch.fx.GraphModule):
+            continue
+        add("graph", name)
+        for node in module.graph.nodes:
+            add(node.op, node.name, node.target if isinstance(node.target, str) else _target_name(node.target))
+            add(node.args, node.kwargs, _describe(node.meta.get("val")))
+    add("signature", program.graph_signature)
+    add("ranges", sorted((str(symbol), str(interval)) for symbol, interval in program.range_constraints.items()))
+    add("call", program.call_spec)
+    add("inputs", _describe(program.example_inputs))
+    for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
+        add("constant", name, _describe(tensor))
+        if isinstance(tensor, torch.Tensor):
+            _add_bytes(digest, tensor)
+    return digest.hexdigest()
+
+
+def _target_name(target: Any) -> str:
+    return (
+        str(target)
+        if not callable(target) or hasattr(target, "overloadpacket")
+        else getattr(target, "__qualname__", str(target))
+    )
+
+
+def _describe(value: Any) -> str:
+    import torch
+    from torch.utils import _pytree
+
+    leaves, spec = _pytree.tree_flatten(value)
+    words = [
+        f"{leaf.dtype}{tuple(leaf.shape)}{leaf.stride() if leaf.layout is torch.strided else leaf.layout}{leaf.device}"
+        if isinstance(leaf, torch.Tensor)
+        else f"{type(leaf).__name__}:{leaf}"
+        for leaf in leaves
+    ]
+    return f"{spec}{words}"
+
+
+def _add_bytes(digest: Any, tensor: torch.Tensor) -> None:
+    flat = tensor.detach().cpu().contiguous()
+    size = flat.numel() * flat.element_size()
+    if size:
+        # The tensor's own memory: neither a copy, which may be gigabytes, nor numpy, which may be absent.
+        digest.update((ctypes.c_char * size).from_address(flat.data_ptr()))

@@ -1,0 +1,64 @@
+"""What the wheel must require of torch, read from what the project requires already."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from packaging.specifiers import Specifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from hatch_aoti.errors import AotiError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from packaging.requirements import Requirement
+
+__all__ = ["extra_requirement", "installed_torch"]
+
+
+def installed_torch() -> Version:
+    """Return the version of the installed torch, without importing it. Raises `AotiError` if there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return Version(version("torch"))
+    except (PackageNotFoundError, InvalidVersion) as error:
+        raise AotiError(
+            'torch is not installed in the build environment; pin it there: `build-system.requires = ["hatchling", '
+            '"hatch-aoti", "torch==2.13.0"]`'
+        ) from error
+
+
+def extra_requirement(requirements: Iterable[Requirement], torch: Version) -> str | None:
+    """Return the requirement on torch to add to the wheel, or None where the project's own says enough.
+
+    A compiled model needs at least the torch minor that compiled it: an older torch may lack functions that it calls.
+    Raises `AotiError` if the project's requirement excludes the torch that compiles.
+    """
+    floor = Version(f"{torch.major}.{torch.minor}")
+    specifiers = SpecifierSet()
+    for requirement in requirements:
+        if canonicalize_name(requirement.name) != "torch":
+            continue
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        if requirement.specifier and not requirement.specifier.contains(torch, prereleases=True):
+            raise AotiError(
+                f'`project.dependencies` has "{requirement}", which excludes torch {torch}, the one in the build '
+                "environment that compiles the models. Pin a torch in `build-system.requires` that the requirement "
+                f"admits, or widen the requirement to admit {torch.public}"
+            )
+        specifiers &= requirement.specifier
+    return None if any(_floors(clause, floor) for clause in specifiers) else f"torch>={floor}"
+
+
+def _floors(clause: Specifier, floor: Version) -> bool:
+    """Say whether a version clause rules out everything below `floor`."""
+    if clause.operator not in {"==", "===", "~=", ">=", ">"}:
+        return False
+    try:
+        return Version(clause.version.removesuffix(".*")) >= floor
+    except InvalidVersion:
+        return False

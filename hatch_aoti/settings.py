@@ -1,0 +1,346 @@
+"""What a project may write: the keys of `[tool.aoti]` and the variables `HATCH_AOTI_…`, and their validation.
+
+`parse_settings` turns them into frozen dataclasses or reports every mistake at once. Nothing here depends on the
+order in which tables are written: every mapping is sorted by name, because the order of a TOML table has no meaning
+and the wheel must not depend on it.
+
+`toml_values` reads and refuses single values, `input_settings` reads what a model says of its inputs. All three are
+imported by the build backend in every build, also by those that compile nothing, and are therefore written without
+pydantic, whose import alone costs more time than the hook is allowed to take.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import keyword
+import math
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hatch_aoti import toml_values as toml
+from hatch_aoti.errors import Problem, SettingsError, did_you_mean
+from hatch_aoti.inductor_options import check_inductor_configs, flatten_inductor_configs
+from hatch_aoti.input_settings import DTYPES, Dim, TensorInput, read_inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+__all__ = [
+    "DTYPES",
+    "ENVIRONMENT_PREFIX",
+    "RESERVED_NAMES",
+    "Dim",
+    "ModelSettings",
+    "Settings",
+    "TensorInput",
+    "check_hook_config",
+    "parse_settings",
+]
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+ENVIRONMENT_PREFIX = "HATCH_AOTI_"
+
+# What the accessor defines, and what it may import.
+_ACCESSOR_NAMES = (
+    "MODELS", "Model", "Tensor", "annotations", "load", "main", "models", "names", "path", "signature", "torch",
+    "Constant", "DEFAULT", "Default", "Dim", "Group", "Node", "Omitted", "Parameter", "SameAsInput", "Scalar",
+    "Signature", "Size", "TensorInput", "TensorOutput", "caller",
+    "Any", "Callable", "Final", "Iterator", "Literal", "Mapping", "NamedTuple", "NoReturn", "Sequence", "TYPE_CHECKING",
+    "TypeAlias",
+    "argparse", "array", "atexit", "collections", "contextlib", "copy", "ctypes", "dataclasses", "enum", "errno",
+    "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers", "operator",
+    "os", "pathlib", "platform", "re", "shutil", "stat", "string", "struct", "subprocess", "sys", "sysconfig",
+    "tempfile", "textwrap", "threading", "time", "types", "typing", "warnings", "weakref", "zipfile",
+)  # fmt: skip
+
+# A model called `len` would take the place of the function for all of the accessor's own code.
+RESERVED_NAMES = frozenset(_ACCESSOR_NAMES) | {name for name in dir(builtins) if not name.startswith("_")}
+"""Names that `_models.py` needs for itself, and which no model can have."""
+
+_DEVICES = ("cpu", "cuda", "auto")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSettings:
+    """One table `[tool.aoti.models.<name>]`.
+
+    `model` is `module:attribute`. `weights` is a file relative to the project's root, with `/` between folders.
+    `inputs` is `module:attribute` of a callable, or the declared inputs by the name of forward's parameter.
+    `dynamic_shapes` is None, `module:attribute`, or nested dicts and lists in the shape of the inputs whose leaves
+    map the index of a dimension, as a string of digits, to the name of a dim; an empty dict is an input without
+    dynamic dimensions. `inductor_configs` maps dotted names of torch's options to TOML values. `rtol` and `atol` are
+    None where the tolerance follows from the dtype.
+    """
+
+    name: str
+    model: str
+    inputs: str | Mapping[str, TensorInput]
+    weights: str | None = None
+    dims: Mapping[str, Dim] = dataclasses.field(default_factory=dict)
+    dynamic_shapes: str | dict[str, Any] | list[Any] | None = None
+    device: str = "cpu"
+    inductor_configs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seed: int = 0
+    verify: bool = True
+    rtol: float | None = None
+    atol: float | None = None
+    num_runners: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data from which `from_json` makes an equal object.
+
+        Equal settings give the same JSON text, so its hash may stand for them.
+        """
+        data: dict[str, Any] = _plain(self)
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ModelSettings:
+        """Return the settings that `to_json` turned into `data`."""
+        inputs, dims = data["inputs"], data["dims"]
+        if not isinstance(inputs, str):
+            inputs = {name: TensorInput(**{**item, "shape": tuple(item["shape"])}) for name, item in inputs.items()}
+        return cls(**{**data, "inputs": inputs, "dims": {name: Dim(**item) for name, item in dims.items()}})
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """The whole of `[tool.aoti]`, with the environment's overrides applied.
+
+    `package` is a dotted import name, or None for the wheel's only package. `target` is empty for the portable
+    default. `jobs` is None where the build chooses. `cache_dir` is absolute, or None for the platform's own cache
+    directory. `skip` comes from `HATCH_AOTI_SKIP` alone. `models` is sorted by name.
+    """
+
+    models: Mapping[str, ModelSettings]
+    package: str | None = None
+    target: tuple[str, ...] = ()
+    jobs: int | None = None
+    cache_dir: Path | None = None
+    platform_tag: str | None = None
+    include_sources: bool = False
+    skip: bool = False
+
+
+def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[str, str]) -> Settings:
+    """Return the settings of a project.
+
+    `config` is the parsed `pyproject.toml`, `root` the folder that holds it, `environ` the process environment. A
+    variable wins over its TOML key, and an empty variable counts as unset. A relative `cache-dir` starts at `root`.
+
+    Raises SettingsError with everything that is wrong, in the order of the keys.
+    """
+    problems: list[Problem] = []
+    project = toml.Table("", config, problems).table("tool").table("aoti")
+    environment = toml.Table("", _environment_values(environ), problems)
+
+    def read(key: str, parse: Callable[[Any], T], default: D) -> T | D:
+        return environment.read(_variable(key), parse, project.read(key, parse, default))
+
+    package = read("package", toml.package, None)
+    target = read("target", toml.target, ())
+    jobs = read("jobs", toml.integer(1), None)
+    cache_dir = read("cache-dir", toml.directory(root), None)
+    platform_tag = read("platform-tag", toml.platform_tag, None)
+    include_sources = read("include-sources", toml.boolean, default=False)
+    skip = environment.read(_variable("skip"), toml.boolean, default=False)
+    models = _models(project, root=root, check_options=not skip)
+
+    elsewhere = dict.fromkeys(_MODEL_KEYS, "this key belongs to a model: write it under [tool.aoti.models.<name>].")
+    elsewhere["skip"] = "skipping is for a single build: set the variable HATCH_AOTI_SKIP=1 instead."
+    project.reject_unknown(elsewhere)
+    problems += _unknown_variables(environment)
+    if problems:
+        raise SettingsError(sorted(problems))
+    return Settings(
+        models=models,
+        package=package,
+        target=target,
+        jobs=jobs,
+        cache_dir=cache_dir,
+        platform_tag=platform_tag,
+        include_sources=include_sources,
+        skip=skip,
+    )
+
+
+def check_hook_config(config: Mapping[str, Any]) -> list[Problem]:
+    """Return a problem for each key of `[tool.hatch.build.targets.wheel.hooks.aoti]` that is not hatchling's own."""
+    table = "tool.hatch.build.targets.wheel.hooks.aoti"
+    message = "this table only turns the hook on; settings live under [tool.aoti]."
+    return [
+        Problem(toml.join(table, key), message + (f" Write it as `tool.aoti.{key}`." if key in _PROJECT_KEYS else ""))
+        for key in sorted(config)
+        if key not in _HATCHLING_KEYS
+    ]
+
+
+def _keys(settings: type[ModelSettings | Settings], *but: str) -> list[str]:
+    return [field.name.replace("_", "-") for field in dataclasses.fields(settings) if field.name not in but]
+
+
+# For the messages about a key in the wrong place. `model` outside of a model is more likely a misspelled `models`.
+_MODEL_KEYS = _keys(ModelSettings, "name", "model")
+_PROJECT_KEYS = _keys(Settings, "skip")
+_HATCHLING_KEYS = ("dependencies", "enable-by-default", "require-runtime-dependencies", "require-runtime-features")
+
+
+# --- Environment ----------------------------------------------------------------------------------------------------
+
+
+def _variable(key: str) -> str:
+    return ENVIRONMENT_PREFIX + key.upper().replace("-", "_")
+
+
+def _integer_text(text: str) -> int | str:
+    return int(text) if re.fullmatch(r"\s*[+-]?[0-9]{1,19}\s*", text) else text
+
+
+def _boolean_text(text: str) -> bool | str:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    return words.get(text.strip().lower(), text)
+
+
+def _list_text(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",")]
+
+
+# How the text of a variable becomes the value that TOML would have; a text that does not fit is left for the key's
+# own check to refuse.
+_VARIABLES: Mapping[str, Callable[[str], Any]] = {
+    _variable("package"): str,
+    _variable("target"): _list_text,
+    _variable("jobs"): _integer_text,
+    _variable("cache-dir"): str,
+    _variable("platform-tag"): str,
+    _variable("include-sources"): _boolean_text,
+    _variable("skip"): _boolean_text,
+}
+
+
+def _environment_values(environ: Mapping[str, str]) -> dict[str, Any]:
+    texts = {name: text for name, text in environ.items() if name.startswith(ENVIRONMENT_PREFIX) and text.strip()}
+    return {name: _VARIABLES.get(name, str)(text) for name, text in texts.items()}
+
+
+def _unknown_variables(environment: toml.Table) -> list[Problem]:
+    """Return a problem for each variable that no setting reads: a misspelled one would be ignored without a word."""
+    # Compared without the prefix, which would make any two of them look alike.
+    endings = [name.removeprefix(ENVIRONMENT_PREFIX) for name in _VARIABLES]
+    known = f"hatch-aoti reads {', '.join(sorted(_VARIABLES))}."
+    return [
+        Problem(name, f"unknown variable.{did_you_mean(name.removeprefix(ENVIRONMENT_PREFIX), endings)} {known}")
+        for name in environment.values
+        if name not in _VARIABLES
+    ]
+
+
+# --- Models ---------------------------------------------------------------------------------------------------------
+
+
+def _models(project: toml.Table, *, root: Path, check_options: bool) -> dict[str, ModelSettings]:
+    if project.values.get("models", {}) == {}:
+        project.report(
+            "there is no model to compile. Add a table for each, such as\n"
+            "      [tool.aoti.models.digits]\n"
+            '      model = "example_project.digits:DigitsNet"\n'
+            "      inputs = { image = { shape = [1, 8, 8] } }",
+            "models",
+        )
+    models = project.table("models")
+    _check_model_names(models)
+    tables = models.tables("a table of its own for each model, [tool.aoti.models.<name>]")
+    return {name: _model(name, table, root, check_options=check_options) for name, table in tables.items()}
+
+
+def _check_model_names(models: toml.Table) -> None:
+    taken: dict[str, str] = {}
+    for name in sorted(models.values):
+        if message := _model_name_problem(name):
+            models.report(message, name)
+        other = taken.setdefault(re.sub(r"[-_.]+", "_", name.lower()), name)
+        if other != name:
+            models.report(
+                f'"{other}" and "{name}" are one name where neither case nor the difference between - _ . counts, as '
+                "in the file names of some systems. Rename one of them.",
+                name,
+            )
+
+
+def _model_name_problem(name: str) -> str:
+    """Return what is wrong with a model's name: people write `from example_project._models import <name>`."""
+    if keyword.iskeyword(name) or keyword.issoftkeyword(name):
+        return f'"{name}" is a Python keyword. Choose another name.'
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        instead = re.sub(r"\W", "_", name, flags=re.ASCII).strip("_")
+        suggestion = f' Did you mean "{instead}"?' if instead[:1].isalpha() else ""
+        return f"a model's name is a Python identifier: letters a-z, digits and _, no digit first.{suggestion}"
+    if name.startswith("_"):
+        return "a model's name cannot start with an underscore; such names are the generated module's own."
+    return f'"{name}" has a meaning of its own in _models.py. Choose another name.' if name in RESERVED_NAMES else ""
+
+
+def _model(name: str, table: toml.Table, root: Path, *, check_options: bool) -> ModelSettings:
+    inputs, dims, dynamic_shapes = read_inputs(table)
+    settings = ModelSettings(
+        name=name,
+        model=table.require(
+            "model",
+            toml.reference("example_project.digits:DigitsNet"),
+            "",
+            missing='write where the model is defined, such as model = "example_project.digits:DigitsNet".',
+        ),
+        weights=table.read("weights", toml.weights(root), None),
+        inputs=inputs,
+        dims=dims,
+        dynamic_shapes=dynamic_shapes,
+        device=table.read("device", toml.choice(_DEVICES), "cpu"),
+        inductor_configs=_inductor_configs(table, check_options=check_options),
+        seed=table.read("seed", toml.integer(0), 0),
+        verify=table.read("verify", toml.boolean, default=True),
+        rtol=table.read("rtol", toml.tolerance, None),
+        atol=table.read("atol", toml.tolerance, None),
+        num_runners=table.read("num-runners", toml.integer(1), 1),
+    )
+    table.reject_unknown(dict.fromkeys(_PROJECT_KEYS, "this key is for the whole project: write it under [tool.aoti]."))
+    return settings
+
+
+def _inductor_configs(model: toml.Table, *, check_options: bool) -> dict[str, Any]:
+    options = flatten_inductor_configs(model.read("inductor-configs", toml.mapping(), {}))
+    key = toml.join(model.key, "inductor-configs")
+    configs: dict[str, Any] = {}
+    for name, value in options:
+        if name in configs:
+            model.problems.append(Problem(f"{key}.{name}", "given twice, by its dotted name and in a table."))
+        elif _is_plain(value):
+            configs[name] = _plain(value)
+        else:
+            error = toml.wrong("a boolean, a finite number, a string or a list", value)
+            model.problems.append(Problem(f"{key}.{name}", str(error)))
+    if check_options:
+        model.problems += check_inductor_configs(configs, key)
+    return configs
+
+
+# --- Plain data ----------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    """Return dataclasses and tuples as JSON has them, with the keys of every mapping sorted."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if isinstance(value, dict):
+        return {key: _plain(value[key]) for key in sorted(value)}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON has a value: TOML also has dates, infinities and NaN."""
+    if isinstance(value, dict | list):
+        return all(_is_plain(item) for item in (value.values() if isinstance(value, dict) else value))
+    return isinstance(value, bool | int | str) or (isinstance(value, float) and math.isfinite(value))

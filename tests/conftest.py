@@ -1,0 +1,156 @@
+"""Fixtures shared by all tests: small projects, builds of them, and environments with the built wheels installed.
+
+Compiling costs seconds, so every build of a test run uses one artifact cache, and most builds run without isolation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+EXAMPLE = REPOSITORY / "example_project"
+
+# The smallest model that is worth compiling: everything else in a test project is about something else.
+TINY_MODULE = """
+import torch
+
+class Scale(torch.nn.Module):
+    def forward(self, x):
+        return x * 2 + 1
+"""
+TINY_PYPROJECT = """
+[build-system]
+requires = ["hatchling", "hatch-aoti", "torch==2.13.0"]
+build-backend = "hatchling.build"
+
+[project]
+name = "tiny"
+version = "1.0"
+dependencies = ["torch>=2.13"]
+
+[tool.hatch.build.targets.wheel.hooks.aoti]
+
+[tool.aoti.models.scale]
+model = "tiny.model:Scale"
+inputs = { x = { shape = ["n", 4] } }
+dims = { n = { min = 1, max = 16 } }
+"""
+
+
+def write_files(root: Path, files: dict[str, str]) -> Path:
+    """Write files (path -> text, dedented) below `root`."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text).lstrip("\n"), encoding="utf-8")
+    return root
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """A finished command."""
+
+    returncode: int
+    output: str
+
+    def check(self) -> Ran:
+        assert self.returncode == 0, self.output
+        return self
+
+
+def run(*command: str | os.PathLike[str], cwd: Path | None = None, environ: dict[str, str] | None = None) -> Ran:
+    """Run a command; return its status and what it printed, both streams together."""
+    done = subprocess.run(
+        [os.fspath(part) for part in command],
+        cwd=cwd,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+        timeout=900,
+    )
+    return Ran(done.returncode, done.stdout)
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Return a directory that all workers of a parallel test run share."""
+    base = tmp_path_factory.getbasetemp()
+    directory = (base if worker_id == "master" else base.parent) / "shared"
+    directory.mkdir(exist_ok=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def environ(shared: Path) -> dict[str, str]:
+    """Return the environment for builds: one artifact cache, and no `HATCH_AOTI_…` or `CXX` of the developer's."""
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HATCH_AOTI_", "TORCH", "AOT_", "COV_"))
+        and name not in {"CXX", "SOURCE_DATE_EPOCH", "PYTHONPATH", "VIRTUAL_ENV"}
+    }
+    return {**clean, "HATCH_AOTI_CACHE_DIR": os.fspath(shared / "cache"), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Builder:
+    """Builds projects without isolation, with the test environment's torch and hatch-aoti."""
+
+    environ: dict[str, str]
+
+    def __call__(self, root: Path, *options: str, **environ: str) -> Ran:
+        """Run `python -m build --wheel --no-isolation`; `dist` below the root gets the result."""
+        arguments = ["-m", "build", "--no-isolation", "--skip-dependency-check", *(options or ("--wheel",))]
+        return run(sys.executable, *arguments, ".", cwd=root, environ={**self.environ, **environ})
+
+    def wheel(self, root: Path, *options: str, **environ: str) -> Path:
+        """Build and return the wheel."""
+        self(root, *options, **environ).check()
+        [wheel] = (root / "dist").glob("*.whl")
+        return wheel
+
+
+@pytest.fixture
+def build(environ: dict[str, str]) -> Builder:
+    """Return a builder for test projects."""
+    return Builder(environ)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """Return a project with one small model, in a directory of its own."""
+    files = {"pyproject.toml": TINY_PYPROJECT, "tiny/__init__.py": "", "tiny/model.py": TINY_MODULE}
+    return write_files(tmp_path / "tiny", files)
+
+
+def unpack(wheel: Path, directory: Path) -> Path:
+    """Unpack a wheel, which is all that installing a pure tree takes; return the directory."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(directory)
+    return directory
+
+
+def names_in(wheel: Path) -> list[str]:
+    """Return the member names of a wheel, sorted."""
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(archive.namelist())
+
+
+def run_python(code: str, *paths: Path, environ: dict[str, str] | None = None, cwd: Path | None = None) -> Ran:
+    """Run a program with `paths` first on its import path."""
+    base = environ if environ is not None else dict(os.environ)
+    path = os.pathsep.join(map(os.fspath, paths))
+    return run(
+        sys.executable, "-c", textwrap.dedent(code), cwd=cwd, environ={**base, "PYTHONPATH": path, "PYTHONWARNINGS": ""}
+    )
