@@ -13,6 +13,8 @@ import collections
 import dataclasses
 import inspect
 import operator
+import random
+import re
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -42,11 +44,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Signature",
     "UnsupportedModelError",
+    "called_operators",
     "inductor_options",
     "make_serialisable",
     "plain_containers",
     "read_signature",
     "register_output_types",
+    "registered_operators",
 ]
 
 _SCALARS = (bool, int, float, complex, str, type(None))
@@ -80,6 +84,7 @@ def read_signature(
     of containers that are not known, inputs whose elements overlap or leave gaps in memory.
     """
     inputs = _Inputs(program, forward, args, kwargs, dynamic_shapes)
+    _check_guards(program, inputs)
     state, changed = _mutations(program)
     parameters = tuple(inputs.parameter(parameter, changed) for parameter in inputs.forward.parameters.values())
     signature = Signature(
@@ -127,7 +132,13 @@ class _Inputs:
                 f"the exported program takes {len(specs)} inputs where the example has {len(leaves)}"
             )
         self.leaf_placeholder: dict[str, str] = {}
+        seen: dict[int, str] = {}
         for (path, leaf), spec in zip(leaves, specs, strict=True):
+            if isinstance(leaf, torch.Tensor) and seen.setdefault(id(leaf), path) != path:
+                raise UnsupportedModelError(
+                    f"the example passes the same tensor for {seen[id(leaf)]} and {path}, and an export takes the two "
+                    "for one: pass a clone() of it for one of them"
+                )
             if isinstance(leaf, torch.Tensor) and isinstance(spec, TensorArgument):
                 self.paths[spec.name] = path
                 self.leaf_placeholder[path] = spec.name
@@ -202,11 +213,34 @@ class _Inputs:
         terms, plus = _linear(size, path)
         return Size(tuple((factor, self.names[symbol]) for symbol, factor in terms), plus)
 
+    def number(self, value: Any, path: str) -> Size:
+        """Return the contract of an output that is a number: a size of an input, or a sum of multiples of them."""
+        shapes = [self.placeholders[placeholder].meta["val"].shape for placeholder in self.paths]
+        plain = {size.node.expr for shape in shapes for size in shape if not isinstance(size, int)}
+        if not value.node.expr.free_symbols <= plain:
+            raise UnsupportedModelError(
+                f"{path} is a number that is computed from inputs; compiled code answers with tensors: return it as "
+                "a tensor, or leave it to the caller"
+            )
+        return self._size(value, path)
+
     def text(self, size: Any) -> int | str:
         """Return the size of an output: an int, or an expression in the names of dims."""
         if isinstance(size, int):
             return size
         return str(size.node.expr.subs({symbol: type(symbol)(name) for symbol, name in self.names.items()}))
+
+    def sized(self, value: Any, path: str, sizes: dict[str, int]) -> Any:
+        """Return `value` with the shapes that its tensors have for the given sizes of dims, in their place."""
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            fake = self.placeholders[self.leaf_placeholder[path]].meta["val"]
+            return _Sized(tuple(self._size(size, path).of(sizes) for size in fake.shape))
+        if type(value) in _SCALARS:
+            return value
+        parts = {key: self.sized(item, item_path, sizes) for key, item, item_path in _items(value, path)}
+        return parts if isinstance(value, dict) else list(parts.values())
 
     def dims(self) -> tuple[Dim, ...]:
         """Return the dims that inputs have, with the ranges that the export settled on."""
@@ -220,7 +254,7 @@ class _Inputs:
         return tuple(dims)
 
     def _name_dims(self, dynamic_shapes: Any) -> dict[Any, str]:
-        """Return the name of each symbol in the sizes of inputs: the user's own, or one made from argument and place."""
+        """Return the name of each symbol in the sizes of inputs: the user's, or one made from argument and place."""
         given = dict(self._given_names(dynamic_shapes))
         names: dict[Any, str] = {}
         for path, placeholder in self.leaf_placeholder.items():
@@ -242,14 +276,10 @@ class _Inputs:
         """Yield ((path, dimension), name of the dim that the user wrote there)."""
         if not dynamic_shapes or not isinstance(dynamic_shapes, (dict, tuple, list)):
             return
-        if isinstance(dynamic_shapes, dict):
-            pairs = [(self.bound.get(name), spec, name) for name, spec in dynamic_shapes.items()]
-        else:
-            pairs = [
-                (value, spec, name) for (name, value), spec in zip(self.bound.items(), dynamic_shapes, strict=False)
-            ]
-        for value, spec, path in pairs:
-            yield from _walk_shapes(value, spec, path)
+        names = dynamic_shapes if isinstance(dynamic_shapes, dict) else self.bound
+        values = dynamic_shapes.values() if isinstance(dynamic_shapes, dict) else dynamic_shapes
+        for name, spec in zip(names, values, strict=False):
+            yield from _walk_shapes(self.bound.get(name), spec, name)
 
 
 def _walk_shapes(value: Any, spec: Any, path: str) -> Iterator[tuple[tuple[str, int], str]]:
@@ -259,7 +289,8 @@ def _walk_shapes(value: Any, spec: Any, path: str) -> Iterator[tuple[tuple[str, 
     if spec is None or value is None:
         return
     if isinstance(value, torch.Tensor):
-        entries = spec.items() if isinstance(spec, dict) else enumerate(spec if isinstance(spec, (tuple, list)) else ())
+        sequence = spec if isinstance(spec, (tuple, list)) else ()
+        entries = spec.items() if isinstance(spec, dict) else enumerate(sequence)
         for place, dim in entries:
             root = getattr(dim, "root", dim)  # a derived dim (`2*batch`) is named after the one it comes from
             name = root if isinstance(root, str) else getattr(root, "__name__", None)
@@ -310,6 +341,43 @@ def _memory_order(value: torch.Tensor, path: str) -> tuple[int, ...]:
 
 def _dtype(value: torch.Tensor) -> str:
     return str(value.dtype).removeprefix("torch.")
+
+
+def _check_guards(program: ExportedProgram, inputs: _Inputs) -> None:
+    """Refuse a program that holds for fewer sizes than ranges and equations say, such as even ones only.
+
+    `_guards_code` are the conditions that the export relied on, as Python about `L`, the arguments by name. Each is
+    tried at both ends of the ranges and at random sizes between them.
+    """
+    chance = random.Random(0)  # noqa: S311
+    dims = inputs.dims()
+    low = {dim.name: dim.min for dim in dims}
+    high = {dim.name: dim.min + 64 if dim.max is None else dim.max for dim in dims}
+    points = [low, high, *({name: chance.randint(low[name], high[name]) for name in low} for _ in range(30))]
+    for sizes in points if dims else []:
+        known = {"L": {name: inputs.sized(value, name, sizes) for name, value in inputs.bound.items()}}
+        for guard in program._guards_code:  # noqa: SLF001
+            try:
+                holds = eval(guard, {}, known)  # noqa: S307  (torch's own text)
+            except Exception:  # noqa: BLE001, S112  (about something other than sizes, which the contract fixes anyway)
+                continue
+            if not holds:
+                condition = re.sub(r"L\['(\w+)'\]", r"\1", guard)
+                counterexample = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+                raise UnsupportedModelError(
+                    f"the exported program is right only where {condition}, so not for {counterexample}: write that "
+                    'dim as an expression (such as `2*torch.export.Dim("half")`), or change forward()'
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sized:
+    """Stands for a tensor of which only the shape is known."""
+
+    shape: tuple[int, ...]
+
+    def size(self) -> tuple[int, ...]:
+        return self.shape
 
 
 # --- Containers ---
@@ -398,6 +466,7 @@ def register_output_types(output: Any) -> None:
     import torch
     from torch.utils import _pytree
 
+    items: Sequence[Any]
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         cls = type(output)
         if cls not in _pytree.SUPPORTED_NODES:
@@ -443,16 +512,13 @@ def _read_output(program: ExportedProgram, inputs: _Inputs, output: Any) -> Node
         import torch
 
         if not (isinstance(value, torch.Tensor) or type(value) in _SCALARS):
-            return _group(value, path, leaf)
+            return dataclasses.replace(_group(value, path, leaf), path="")
         index = positions[path]
         spec = specs[index]
         if isinstance(spec, ConstantArgument):
             return Constant(spec.value)
         if not isinstance(spec, TensorArgument):
-            raise UnsupportedModelError(
-                f"{path} is a number that depends on the sizes or the values of inputs; compiled code answers with "
-                "tensors: return torch.tensor(...) of it, or leave it to the caller"
-            )
+            return inputs.number(nodes[spec.name].meta["val"], path)
         origin, same = _origin(nodes[spec.name])
         if same and origin.name in inputs.paths:
             return SameAsInput(inputs.paths[origin.name])
@@ -492,7 +558,9 @@ def _origin(node: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
             place, argument = next(
                 (place, argument)
                 for place, argument in enumerate(schema.arguments)
-                if argument.alias_info is not None and argument.alias_info.before_set & alias.before_set
+                if argument.alias_info is not None
+                # A list of views has no names of its own: `unbind(Tensor(a -> *) self) -> Tensor(a)[]`.
+                and (argument.alias_info.before_set & alias.before_set or "*" in argument.alias_info.after_set)
             )
             same = same and alias.is_write
             source = node.args[place] if place < len(node.args) else node.kwargs[argument.name]
@@ -510,12 +578,24 @@ def make_serialisable(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
     AOTInductor writes the trees of inputs and outputs into the compiled object, and fails for those it has no name for:
     named tuples, `torch.return_types` (pytorch/pytorch#197104), dataclasses. They become tuples; the accessor restores
-    them. Changes `module`. Its example inputs must go through `plain_containers`.
+    them. Results that are no tensors become None, which it can return, unlike strings. Changes `module`. The example
+    inputs must go through `plain_containers`.
     """
+    output = module.graph.output_node()
+    results: Any = output.args[0]
+    output.args = (tuple(_tensor_or_none(leaf) for leaf in results),)
+    module.recompile()
     code: Any = module.graph._codegen  # noqa: SLF001  (where `torch._inductor.compile_fx` reads them)
     info = code.pytree_info
     code.pytree_info = info._replace(in_spec=_plain(info.in_spec), out_spec=_plain(info.out_spec))
     return module
+
+
+def _tensor_or_none(leaf: Any) -> Any:
+    import torch
+
+    is_tensor = isinstance(leaf, torch.fx.Node) and isinstance(leaf.meta.get("val"), torch.Tensor)
+    return leaf if is_tensor else None
 
 
 def plain_containers(tree: Any) -> Any:
@@ -524,6 +604,27 @@ def plain_containers(tree: Any) -> Any:
 
     leaves, spec = _pytree.tree_flatten(tree)
     return _pytree.tree_unflatten(leaves, _plain(spec))
+
+
+def called_operators(program: ExportedProgram) -> frozenset[str]:
+    """Return the names (`namespace::name`, with the overload) of all operators that a program calls."""
+    import torch
+
+    return frozenset(
+        node.target.name()
+        for module in program.graph_module.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
+        if isinstance(node.target, torch._ops.OpOverload)  # noqa: SLF001
+    )
+
+
+def registered_operators() -> list[str]:
+    """Return the names of all operators that this process knows at the moment, in the form of `called_operators`."""
+    import torch
+
+    names: list[str] = torch._C._dispatch_get_all_op_names()  # noqa: SLF001
+    return names
 
 
 def _plain(spec: TreeSpec) -> TreeSpec:

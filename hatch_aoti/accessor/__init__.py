@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from hatch_aoti.accessor.contract import (
     Omitted,
     SameAsInput,
     Signature,
+    Size,
     TensorInput,
     TensorOutput,
 )
@@ -38,7 +40,9 @@ _WIDTH = 120
 class AccessorModel:
     """A model as `_models.py` declares it: its name, contract and compiled files, best target first.
 
-    `source` is where it comes from (`example_project.digits:DigitsNet`), `num_runners` how many calls run at once.
+    `source` is where it comes from (`example_project.digits:DigitsNet`), `num_runners` how many calls run at once,
+    `constants` the file with its constants if they are not in the compiled files, `operators` what it calls that torch
+    alone does not have, and that importing the module of `source` registers.
     """
 
     name: str
@@ -47,6 +51,8 @@ class AccessorModel:
     source: str
     device: str = "cpu"
     num_runners: int = 1
+    constants: str = ""
+    operators: tuple[str, ...] = ()
 
 
 def render(
@@ -75,7 +81,7 @@ def render(
         f"# --- The models of {package} ---",
         f"Model.build = {_literal(build, 0)}",
         *(_declaration(model) for model in models),
-        f"MODELS.update({', '.join(f'{name}={name}' for name in names)})",
+        "\n".join(["MODELS.update(", *(f"    {name}={name}," for name in names), ")"]),
         'if __name__ == "__main__":\n    sys.exit(main())',
     ]
     return "\n\n\n".join(parts) + "\n"
@@ -194,8 +200,14 @@ def _declaration(model: AccessorModel) -> str:
         line = "\n".join(["    " + head[0], *(f"        {argument}," for argument in arguments), "    " + head[1]])
     targets = " or ".join(map(str, model.variants))
     summary = "\n".join(f"    {line}".rstrip() for line in str(model.signature).splitlines())
-    settings = [f'name = "{model.name}"', f"source = {model.source!r}", f"variants = {_literal(model.variants, 1)}"]
-    settings += [f"device = {model.device!r}"] if model.device != "cpu" else []
+    settings = [
+        f"name = {_literal(model.name, 1)}",
+        f"source = {_literal(model.source, 1)}",
+        f"variants = {_literal(model.variants, 1)}",
+    ]
+    settings += [f"device = {_literal(model.device, 1)}"] if model.device != "cpu" else []
+    settings += [f"operators = {_literal(model.operators, 1)}"] if model.operators else []
+    settings += [f"constants = {_literal(model.constants, 1)}"] if model.constants else []
     settings += [f"num_runners = {model.num_runners}"] if model.num_runners != 1 else []
     settings += [f"signature = {_literal(model.signature, 1)}"]
     body = "\n".join(f"    {setting}" for setting in settings)
@@ -239,6 +251,8 @@ def _annotation(node: Node) -> str:
             return "torch.Tensor"
         case Constant(value=value):
             return "None" if value is None else type(value).__name__
+        case Size():
+            return "int"
         case Omitted():
             return "Default"
         case Group(kind="list", items=items):
@@ -261,6 +275,9 @@ def _literal(value: Any, depth: int) -> str:
     """Return an expression for a value of the contract, broken into lines where it does not fit into one."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"float({str(value)!r})"
+    if isinstance(value, str):
+        quoted = json.dumps(value, ensure_ascii=False)
+        return quoted if value.isprintable() and "\\" not in quoted else repr(value)
     if isinstance(value, complex):
         return f"complex({_literal(value.real, depth)}, {_literal(value.imag, depth)})"
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -13,13 +13,14 @@ import dataclasses
 import functools
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hatch_aoti.accessor.contract import (
     Constant,
     Group,
     Omitted,
     SameAsInput,
+    Size,
     TensorInput,
     TensorOutput,
 )
@@ -62,8 +63,8 @@ def caller(name: str, signature: Signature, run: Callable[[list[torch.Tensor]], 
 
     nodes = tuple(parameter.node for parameter in signature.parameters)
     only_tensors = all(isinstance(node, TensorInput) for node in nodes)
-    returns_inputs = any(isinstance(leaf, SameAsInput) for leaf in signature.outputs)
-    rebuild = _rebuilder(signature.output, {leaf.path: place for place, leaf in enumerate(inputs)})
+    returns_inputs = any(isinstance(leaf, (SameAsInput, Size)) for leaf in signature.outputs)
+    rebuild = _rebuilder(signature.output, inputs)
     full = functools.partial(_full_call, name, signature, run, rebuild)
     ordinary = _ordinary(signature)
     if ordinary is None:
@@ -103,7 +104,8 @@ def caller(name: str, signature: Signature, run: Callable[[list[torch.Tensor]], 
         for one, dimension, other, its_dimension in equal:
             if flat[one].shape[dimension] != flat[other].shape[its_dimension]:
                 return full(flat)
-        return rebuild(run(flat), values if only_tensors else flat.copy()) if returns_inputs else rebuild(run(flat), ())
+        given = flat.copy() if returns_inputs else ()  # `run` empties its list
+        return rebuild(run(flat), given)
 
     return quick_call
 
@@ -227,13 +229,13 @@ def _listed(keys: Sequence[Any]) -> str:
 
 def _check_constant(name: str, constant: Constant, value: Any) -> None:
     want = constant.value
-    both_nan = value != value and want != want  # noqa: PLR0124  (that is what nan does)
-    if type(value) is type(want) and (value == want or both_nan):
-        return
-    text = f"must be {want!r}, the value that was compiled in"
     if type(value) is not type(want):
-        _refuse_type(name, constant.path, text, value)
-    raise ValueError(f"{name}: {constant.path} {text}, got {value!r}")
+        _refuse_type(name, constant.path, f"must be {want!r}, the value that the model was compiled for", value)
+    both_nan = value != value and want != want  # noqa: PLR0124  (that is what nan does)
+    if value != want and not both_nan:
+        raise ValueError(
+            f"{name}: {constant.path} must be {want!r}, the value that the model was compiled for, got {value!r}"
+        )
 
 
 def _refuse_type(name: str, path: str, text: str, value: Any) -> NoReturn:
@@ -261,8 +263,8 @@ def _check_tensor(name: str, leaf: TensorInput, value: Any) -> None:
         _refuse_type(name, path, f"{needed}, not a subclass", value)
     if torch._C._functorch.is_functorch_wrapped_tensor(value):  # noqa: SLF001
         raise TypeError(f"{name}: {path} {needed}; compiled code does not run under torch.func transforms such as vmap")
-    if value.layout is not torch.strided or value.is_quantized:
-        kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
+    if value.layout is not torch.strided:
+        kind = str(value.layout).removeprefix("torch.")
         raise TypeError(f"{name}: {path} {needed}, stored densely, got a {kind} tensor")
     if str(value.dtype) != f"torch.{leaf.dtype}":
         raise TypeError(f"{name}: {path} {needed}, got {_described(value)} (convert it: {path}.to(torch.{leaf.dtype}))")
@@ -370,7 +372,7 @@ def _lay_out(leaf: TensorInput, value: torch.Tensor) -> torch.Tensor:
 # --- Results ---
 
 
-def _rebuilder(node: Node, places: dict[str, int]) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+def _rebuilder(node: Node, inputs: Sequence[TensorInput]) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
     """Return a function of (compiled results, the input tensors as given) that answers in eager's structure."""
     if isinstance(node, TensorOutput):
         index = node.index
@@ -378,14 +380,23 @@ def _rebuilder(node: Node, places: dict[str, int]) -> Callable[[Sequence[Any], S
             return lambda results, _given: results[index].clone()
         return lambda results, _given: results[index]
     if isinstance(node, SameAsInput):
-        place = places[node.path]
+        place = next(place for place, leaf in enumerate(inputs) if leaf.path == node.path)
         return lambda _results, given: given[place]
     if isinstance(node, Constant):
         value = node.value
         return lambda _results, _given: value
+    if isinstance(node, Size):
+        spots = {
+            leaf_size.terms: (place, dimension)
+            for place, leaf in enumerate(inputs)
+            for dimension, leaf_size in enumerate(leaf.shape)
+            if leaf_size.plus == 0
+        }
+        terms, plus = [(factor, *spots[((1, dim),)]) for factor, dim in node.terms], node.plus
+        return lambda _results, given: plus + sum(factor * given[place].shape[at] for factor, place, at in terms)
     if isinstance(node, Omitted | TensorInput):
         raise TypeError(f"a {type(node).__name__} is no result")
-    parts = [_rebuilder(item, places) for item in node.items]
+    parts = [_rebuilder(item, inputs) for item in node.items]
     keys = node.keys
     match node.kind:
         case "tuple":
@@ -411,12 +422,12 @@ def _rebuilder(node: Node, places: dict[str, int]) -> Callable[[Sequence[Any], S
 def _class_of(group: Group) -> Callable[..., Any]:
     """Return the class of a result: the model's own where its module can be imported, else an equal one."""
     module, _, qualname = group.type.partition(":")
+    found: Any
     try:
-        cls = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
+        found = functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
     except Exception:  # noqa: BLE001  (the wheel need not carry the model's source, nor what that imports)
         fields = [str(key) for key in group.keys]
         name = qualname.rpartition(".")[2]
-        if group.kind == "dataclass":
-            return dataclasses.make_dataclass(name, fields)
-        return collections.namedtuple(name, fields)
-    return cast("Callable[..., Any]", cls)
+        make: Any = dataclasses.make_dataclass if group.kind == "dataclass" else collections.namedtuple
+        found = make(name, fields)
+    return found  # type: ignore[no-any-return]  # whatever stands there is what eager returned

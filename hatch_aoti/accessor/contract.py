@@ -42,7 +42,7 @@ class Dim:
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    """The size of one dimension of an input: `plus` + the sum of factor * dim over `terms`."""
+    """The size of one dimension: `plus` + the sum of factor * dim over `terms`. As an output: that number."""
 
     terms: tuple[tuple[int, str], ...] = ()
     plus: int = 0
@@ -154,7 +154,7 @@ class Group:
                 return f"{name}({', '.join(f'{key}={item}' for key, item in zip(self.keys, self.items, strict=True))})"
 
 
-Node: TypeAlias = "TensorInput | Constant | Omitted | TensorOutput | SameAsInput | Group"
+Node: TypeAlias = "TensorInput | Constant | Omitted | TensorOutput | SameAsInput | Size | Group"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Signature:
 
     @property
     def outputs(self) -> tuple[Node, ...]:
-        """The leaves of what a call returns: `TensorOutput`, `SameAsInput` or `Constant`."""
+        """The leaves of what a call returns: `TensorOutput`, `SameAsInput`, `Size` or `Constant`."""
         return tuple(_leaves(self.output))
 
     def __str__(self) -> str:

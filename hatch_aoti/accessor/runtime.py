@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import importlib
+import json
 import logging
 import os
 import platform
@@ -25,8 +27,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hatch_aoti.accessor.calls import caller
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    import torch
     from torch.export.pt2_archive._package import AOTICompiledModel
 
     from hatch_aoti.accessor.contract import Signature
@@ -79,8 +82,13 @@ class Model:
     variants: ClassVar[tuple[Variant, ...]]
     device: ClassVar[str] = "cpu"
     num_runners: ClassVar[int] = 1
+    constants: ClassVar[str] = ""
+    operators: ClassVar[tuple[str, ...]] = ()
     build: ClassVar[Build]
     folder: ClassVar[Path] = Path(__file__).parent
+
+    def __init_subclass__(cls) -> None:
+        vars(cls)["__call__"].__qualname__ = cls.name  # Python names it when arguments are missing or too many
 
     def __init__(self) -> None:
         self._call: Callable[..., Any] = self._first_call
@@ -195,6 +203,7 @@ def _open(model: Model, path: Path) -> Any:
     import torch
 
     _check_present(model, path)
+    _register_operators(model)
     loader_class = getattr(torch._C._aoti, "AOTIModelPackageLoader", None)  # noqa: SLF001
     if loader_class is None:  # a later torch: its own function knows how
         return _aoti_load_package(str(path)).loader
@@ -202,7 +211,10 @@ def _open(model: Model, path: Path) -> Any:
     for place in dict.fromkeys([_temporary_folder(), _cache_folder(), path.parent]):
         try:
             with _unpacked(path, place, keep=model.device != "cpu") as folder:
-                return loader_class(str(folder), "model", False, model.num_runners, -1)
+                loader = loader_class(str(folder), "model", False, model.num_runners, -1)
+            _give_constants(model, loader.load_constants)
+        except LoadError:
+            raise
         except (zipfile.BadZipFile, EOFError) as error:
             raise LoadError(f"{model.name}: {path} is damaged ({error}). Reinstall the package.") from error
         except OSError as error:
@@ -214,11 +226,89 @@ def _open(model: Model, path: Path) -> Any:
                     f"compiled: {_first_line(error)}"
                 ) from error
             failures.append(f"{place}: does not allow to run code (noexec)")
+        else:
+            return loader
     tried = "\n".join(f"  {failure}" for failure in failures)
     raise LoadError(
         f"{model.name}: no folder to unpack {path.name} in. Set TMPDIR to one that can be written, has room and "
         f"allows to run code. Tried:\n{tried}"
     )
+
+
+def _register_operators(model: Model) -> None:
+    """Import the module that the model came from, if compiled code calls custom operators (pytorch/pytorch#145394).
+
+    They are registered when that module is imported, as they were at build.
+    """
+    import torch
+
+    module = model.source.partition(":")[0]
+    for operator in model.operators:
+        if operator in torch._C._dispatch_get_all_op_names():  # noqa: SLF001
+            continue
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise LoadError(
+                f"{model.name} calls the operator {operator}, which importing {module} registers; that fails: {error}. "
+                f"Install what it needs, or import the module that has the operator before calling {model.name}."
+            ) from error
+
+
+def _give_constants(model: Model, load_constants: Callable[..., None]) -> None:
+    """Hand a loaded model its constants, if they are in a file of their own: mapped into memory, not copied.
+
+    So loading takes the same time whatever their size, and all processes share them. A model that writes into its
+    constants, or runs on another device, gets a copy.
+    """
+    if not model.constants:
+        return
+    share = model.device == "cpu" and not model.signature.state
+    tensors = map_constants(model.folder / model.constants, model.name)
+    load_constants(tensors, False, True, share, not share)
+
+
+def map_constants(path: Path, model: str) -> dict[str, torch.Tensor]:
+    """Return a model's constants from a `.safetensors` file of several models', by the names its compiled code has.
+
+    The file's metadata has an index for each model; see `hatch_aoti/constants.py` for its format. The tensors are
+    views of the file and stay valid as long as the process lives. Raises LoadError if the file is missing or damaged.
+    """
+    import torch
+
+    try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+        index = json.loads(header["__metadata__"][model])
+        bytes_needed = (
+            8
+            + size
+            + max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        )
+        if path.stat().st_size < bytes_needed:
+            raise ValueError("it is shorter than it should be")
+    except FileNotFoundError:
+        raise LoadError(f"{model}: {path} is missing. Reinstall the package that contains it.") from None
+    except (ValueError, KeyError, OSError, MemoryError, OverflowError) as error:
+        raise LoadError(f"{model}: {path} is damaged ({error}). Reinstall the package.") from error
+    if path not in _mapped:
+        # Private to the process as soon as it is written to, and shared as long as it is not.
+        storage: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
+        _mapped[path] = storage
+    tensors = {}
+    for name, entry in index.items():
+        dtype = getattr(torch, entry["dtype"])
+        start = 8 + size + header[entry["tensor"]]["data_offsets"][0]
+        shape, order = entry["shape"], entry["order"]
+        flat = torch.empty(0, dtype=dtype).set_(  # type: ignore[call-overload]
+            _mapped[path], start // dtype.itemsize, [shape[dim] for dim in order]
+        )
+        tensors[name] = flat.permute([order.index(dim) for dim in range(len(order))])
+    return tensors
+
+
+_mapped: dict[Path, torch.UntypedStorage] = {}  # files that are in use: constants point into them
 
 
 def _temporary_folder() -> Path:
@@ -308,10 +398,14 @@ def load(name: str, device_index: int = -1, run_single_threaded: bool = False) -
 def _load_package(model: Model, device_index: int, run_single_threaded: bool) -> AOTICompiledModel:
     path = model.folder / model._variant().file  # noqa: SLF001
     _check_present(model, path)
+    _register_operators(model)
     place = _temporary_folder()
     before = set(place.glob("aotinductor_*"))
     try:
-        return _aoti_load_package(str(path), run_single_threaded=run_single_threaded, device_index=device_index)
+        package = _aoti_load_package(str(path), run_single_threaded=run_single_threaded, device_index=device_index)
+        _give_constants(model, package.loader.load_constants)
+    except LoadError:
+        raise
     except RuntimeError as error:
         # The C++ loader leaves the archive behind when it fails (pytorch/pytorch#141772). Others may be loading, too:
         # only what holds this very archive goes.
@@ -319,14 +413,43 @@ def _load_package(model: Model, device_index: int, run_single_threaded: bool) ->
             if (left / path.stem).is_dir():
                 shutil.rmtree(left, ignore_errors=True)
         raise LoadError(f"{model.name}: PyTorch cannot load {path}: {_first_line(error)}") from error
+    return package
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
 
 
-def main() -> int:
-    """List the models for people: signature, files, sizes, targets. Does not import torch."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """List the models for people, or print one of the paths that build scripts need; return the exit status.
+
+    Imports torch only for `--path` of a model that was compiled for several CPU baselines.
+    """
+    import argparse
+
+    about = "Without an option: list the compiled models, their signatures, files and targets."
+    parser = argparse.ArgumentParser(prog=f"python {sys.argv[0]}", description=about, allow_abbrev=False)
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--path", metavar="NAME", choices=tuple(MODELS), help="print the file that this CPU would load")
+    choice.add_argument("--cmake-dir", action="store_true", help="print the folder with the CMake package")
+    options = parser.parse_args(arguments)
+    try:
+        text = (
+            str(Model.folder / "cmake")
+            if options.cmake_dir
+            else str(MODELS[options.path].path)
+            if options.path
+            else _listing()
+        )
+    except LoadError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+def _listing() -> str:
+    """Describe the models for people: signature, files, sizes, targets."""
     built = Model.build
     blocks = [f"Compiled with torch {built.torch} for {built.system} {built.machine} by hatch-aoti {built.hatch_aoti}."]
     for model in MODELS.values():
@@ -335,7 +458,7 @@ def main() -> int:
             path = model.folder / variant.file
             size = f"{path.stat().st_size / 1e6:.2f} MB" if path.is_file() else "MISSING"
             lines.append(f"  {path}: {size}, {variant}, {model.device}")
+        lines += [f"  constants: {model.folder / model.constants}"] if model.constants else []
         lines.append(f"  source: {model.source}")
         blocks.append("\n".join(lines))
-    sys.stdout.write("\n\n".join(blocks) + "\n")
-    return 0
+    return "\n\n".join(blocks)
