@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["AotiError", "ModelError", "Problem", "SettingsError", "did_you_mean"]
+__all__ = ["AotiError", "CompileError", "ModelError", "Problem", "SettingsError", "did_you_mean"]
 
 
 class AotiError(Exception):
@@ -44,7 +44,7 @@ class SettingsError(AotiError):
 class ModelError(AotiError):
     """A model that did not make it, with the stage it failed in.
 
-    `stage` is one of `import`, `build`, `weights`, `inputs`, `export`, `compile`, `verify`; `reason` is one or more
+    `stage` is one of `load`, `import`, `build`, `weights`, `inputs`, `export`, `compile`, `verify`; `reason` is one or more
     sentences; `hint` says what to do; `details` is text that helps to find the place: the user's own traceback, or
     the telling end of the compiler's output; `log` is the file with everything.
     """
@@ -59,6 +59,14 @@ class ModelError(AotiError):
         lines += [f"  What to do: {hint}"] if hint else []
         lines += [f"  Full log: {log}"] if log else []
         super().__init__("\n".join(lines))
+
+
+class CompileError(AotiError):
+    """AOTInductor or the C++ compiler failed; `details` is the telling end of what they said."""
+
+    def __init__(self, reason: str, *, hint: str = "", details: str = "") -> None:
+        self.reason, self.hint, self.details = reason, hint, details
+        super().__init__(reason)
 
 
 def did_you_mean(word: str, choices: Sequence[str] | Iterable[str]) -> str:

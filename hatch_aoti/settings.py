@@ -49,6 +49,7 @@ _ACCESSOR_NAMES = (
     "MODELS", "Model", "Tensor", "annotations", "load", "main", "models", "names", "path", "signature", "torch",
     "Constant", "DEFAULT", "Default", "Dim", "Group", "Node", "Omitted", "Parameter", "SameAsInput", "Scalar",
     "Signature", "Size", "TensorInput", "TensorOutput", "caller",
+    "AOTICompiledModel", "Build", "ClassVar", "LoadError", "Path", "Variant", "map_constants",
     "Any", "Callable", "Final", "Iterator", "Literal", "Mapping", "NamedTuple", "NoReturn", "Sequence", "TYPE_CHECKING",
     "TypeAlias",
     "argparse", "array", "atexit", "collections", "contextlib", "copy", "ctypes", "dataclasses", "enum", "errno",
@@ -62,6 +63,7 @@ RESERVED_NAMES = frozenset(_ACCESSOR_NAMES) | {name for name in dir(builtins) if
 """Names that `_models.py` needs for itself, and which no model can have."""
 
 _DEVICES = ("cpu", "cuda", "auto")
+_CONSTANTS = ("embedded", "external")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,11 +71,14 @@ class ModelSettings:
     """One table `[tool.aoti.models.<name>]`.
 
     `model` is `module:attribute`. `weights` is a file relative to the project's root, with `/` between folders.
+    `exported` is such a file, too: a saved program, which stands in place of `model` (then empty) and of everything
+    that is said about its inputs.
     `inputs` is `module:attribute` of a callable, or the declared inputs by the name of forward's parameter.
     `dynamic_shapes` is None, `module:attribute`, or nested dicts and lists in the shape of the inputs whose leaves
     map the index of a dimension, as a string of digits, to the name of a dim; an empty dict is an input without
     dynamic dimensions. `inductor_configs` maps dotted names of torch's options to TOML values. `rtol` and `atol` are
-    None where the tolerance follows from the dtype.
+    None where the tolerance follows from the dtype. `optimize` says whether weights are folded and prepacked, and
+    `constants` (`"embedded"` or `"external"`) where they are; None leaves either to a rule (see `optimize.py`).
     """
 
     name: str
@@ -89,6 +94,9 @@ class ModelSettings:
     rtol: float | None = None
     atol: float | None = None
     num_runners: int = 1
+    optimize: bool | None = None
+    constants: str | None = None
+    exported: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data from which `from_json` makes an equal object.
@@ -112,7 +120,8 @@ class Settings:
     """The whole of `[tool.aoti]`, with the environment's overrides applied.
 
     `package` is a dotted import name, or None for the wheel's only package. `target` is empty for the portable
-    default. `jobs` is None where the build chooses. `cache_dir` is absolute, or None for the platform's own cache
+    default. `jobs` is None where the build chooses. `cache_size` is in bytes: what a build leaves in the cache at most,
+    its own artifacts apart. `cache_dir` is absolute, or None for the platform's own cache
     directory. `skip` comes from `HATCH_AOTI_SKIP` alone. `models` is sorted by name.
     """
 
@@ -121,6 +130,7 @@ class Settings:
     target: tuple[str, ...] = ()
     jobs: int | None = None
     cache_dir: Path | None = None
+    cache_size: int = 10 * 1000**3
     platform_tag: str | None = None
     include_sources: bool = False
     skip: bool = False
@@ -145,6 +155,7 @@ def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[st
     target = read("target", toml.target, ())
     jobs = read("jobs", toml.integer(1), None)
     cache_dir = read("cache-dir", toml.directory(root), None)
+    cache_size = read("cache-size", toml.size, 10 * 1000**3)
     platform_tag = read("platform-tag", toml.platform_tag, None)
     include_sources = read("include-sources", toml.boolean, default=False)
     skip = environment.read(_variable("skip"), toml.boolean, default=False)
@@ -162,6 +173,7 @@ def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[st
         target=target,
         jobs=jobs,
         cache_dir=cache_dir,
+        cache_size=cache_size,
         platform_tag=platform_tag,
         include_sources=include_sources,
         skip=skip,
@@ -216,6 +228,7 @@ _VARIABLES: Mapping[str, Callable[[str], Any]] = {
     _variable("target"): _list_text,
     _variable("jobs"): _integer_text,
     _variable("cache-dir"): str,
+    _variable("cache-size"): str,
     _variable("platform-tag"): str,
     _variable("include-sources"): _boolean_text,
     _variable("skip"): _boolean_text,
@@ -284,17 +297,48 @@ def _model_name_problem(name: str) -> str:
     return f'"{name}" has a meaning of its own in _models.py. Choose another name.' if name in RESERVED_NAMES else ""
 
 
+# What a saved program has in it already.
+_IN_THE_PROGRAM = {
+    "model": "the program is the model, with its code",
+    "weights": "the weights are in the program",
+    "inputs": "the inputs are the example inputs in the program",
+    "dims": "the ranges of sizes are in the program",
+    "dynamic-shapes": "which sizes are dynamic is in the program",
+}
+
+
+def _reject_in_program(table: toml.Table) -> None:
+    """Report the keys that a saved program leaves nothing to say about."""
+    for key, reason in _IN_THE_PROGRAM.items():
+        table.known.append(key)
+        if key in table.values:
+            table.report(f"not with `exported`: {reason}. Remove one of the two keys.", key)
+    if table.values.get("device") == "auto":
+        table.report('not with `exported`: a program is for one device. Write "cpu" or "cuda".', "device")
+
+
 def _model(name: str, table: toml.Table, root: Path, *, check_options: bool) -> ModelSettings:
-    inputs, dims, dynamic_shapes = read_inputs(table)
-    settings = ModelSettings(
-        name=name,
-        model=table.require(
+    exported = table.read("exported", toml.program(root), None)
+    model = ""
+    inputs: str | dict[str, TensorInput] = {}
+    dims: dict[str, Dim] = {}
+    dynamic_shapes = None
+    if "exported" in table.values:
+        _reject_in_program(table)
+    else:
+        inputs, dims, dynamic_shapes = read_inputs(table)
+        model = table.require(
             "model",
             toml.reference("example_project.digits:DigitsNet"),
             "",
-            missing='write where the model is defined, such as model = "example_project.digits:DigitsNet".',
-        ),
-        weights=table.read("weights", toml.weights(root), None),
+            missing='write where the model is defined, such as model = "example_project.digits:DigitsNet"; or name a '
+            'program saved by torch.export.save, as in exported = "programs/digits.pt2".',
+        )
+    settings = ModelSettings(
+        name=name,
+        model=model,
+        exported=exported,
+        weights=None if "exported" in table.values else table.read("weights", toml.weights(root), None),
         inputs=inputs,
         dims=dims,
         dynamic_shapes=dynamic_shapes,
@@ -305,7 +349,15 @@ def _model(name: str, table: toml.Table, root: Path, *, check_options: bool) -> 
         rtol=table.read("rtol", toml.tolerance, None),
         atol=table.read("atol", toml.tolerance, None),
         num_runners=table.read("num-runners", toml.integer(1), 1),
+        optimize=table.read("optimize", toml.boolean, None),
+        constants=table.read("constants", toml.choice(_CONSTANTS), None),
     )
+    if settings.constants == "external" and (settings.optimize or settings.inductor_configs.get("freezing")):
+        table.report(
+            'constants outside the compiled object cannot be prepacked into it. Drop `constants = "external"`, or set '
+            "`optimize = false`.",
+            "constants",
+        )
     table.reject_unknown(dict.fromkeys(_PROJECT_KEYS, "this key is for the whole project: write it under [tool.aoti]."))
     return settings
 

@@ -31,7 +31,9 @@ __all__ = [
     "mapping",
     "package",
     "platform_tag",
+    "program",
     "reference",
+    "size",
     "string",
     "target",
     "tolerance",
@@ -42,6 +44,7 @@ __all__ = [
 T = TypeVar("T")
 D = TypeVar("D")
 
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kMGT])(i?))?B?\s*", re.IGNORECASE)
 INT64_MAX = 2**63 - 1
 """The largest integer that TOML promises, and that torch has for a size."""
 
@@ -168,6 +171,20 @@ def tolerance(value: Any) -> float:
     return float(value)
 
 
+def size(value: Any) -> int:
+    """Accept a number of bytes, or a text such as "10 GB" (powers of 1000) or "512 MiB" (of 1024)."""
+    expected = 'a size such as "10 GB" or "512 MiB"'
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value)
+        if match is None:
+            raise wrong(expected, value)
+        number, prefix, binary = match.groups()
+        return int(float(number) * (1024 if binary else 1000) ** " kMGT".upper().index((prefix or " ").upper()))
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise wrong(expected, value)
+    return value
+
+
 def string(value: Any, expected: str = "a string") -> str:
     """Accept a string that is not empty; `expected` says what it should hold."""
     if not isinstance(value, str) or not value:
@@ -258,7 +275,16 @@ def reference(example: str, alternative: str = "") -> Callable[[Any], str]:
 
 def weights(root: Path) -> Callable[[Any], str]:
     """Return a parser of a weights file that exists below `root`, given relative to it."""
-    expected = 'a file in the project, such as "weights/digits.safetensors"'
+    return _file(root, "weights/digits.safetensors", _WEIGHTS_SUFFIXES)
+
+
+def program(root: Path) -> Callable[[Any], str]:
+    """Return a parser of a saved program, a file that exists below `root`, given relative to it."""
+    return _file(root, "programs/encoder.pt2", (".pt2",))
+
+
+def _file(root: Path, example: str, suffixes: tuple[str, ...]) -> Callable[[Any], str]:
+    expected = f'a file in the project, such as "{example}"'
 
     def parse(value: Any) -> str:
         text = string(value, expected)
@@ -266,9 +292,10 @@ def weights(root: Path) -> Callable[[Any], str]:
         inside = "A wheel that is built from the sdist would lack any other file."
         if path.is_absolute() or ".." in path.parts or text.startswith("~"):
             raise WrongValueError(f'expected a path below the project\'s root folder, but it is "{text}". {inside}')
-        if path.suffix not in _WEIGHTS_SUFFIXES:
-            raise wrong(f"a file that ends in one of {', '.join(_WEIGHTS_SUFFIXES)}", value)
         file = root / path
+        if path.suffix not in suffixes and not file.is_dir():
+            ending = f"one of {', '.join(suffixes)}" if len(suffixes) > 1 else suffixes[0]
+            raise wrong(f"a file that ends in {ending}", value)
         if file.is_dir():
             raise WrongValueError(f'expected a file, but "{text}" is a folder.')
         if not file.is_file():
