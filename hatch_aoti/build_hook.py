@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-from hatch_aoti.errors import AotiError, Problem, SettingsError
+from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from hatch_aoti.bundle import Bundle
     from hatch_aoti.layout import Layout
+    from hatch_aoti.project import Project
     from hatch_aoti.settings import Settings
 
 __all__ = ["AotiBuildHook"]
@@ -51,50 +52,45 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile the models and add them to `build_data` (standard wheels) or to the tree (editable ones).
 
-        For an sdist nothing is compiled; weights that version control ignores are added, so that a wheel can be built
-        from it.
+        For an sdist nothing is compiled; weights and saved programs that version control ignores are added, so that a
+        wheel can be built from it.
         """
         if self.target_name not in {"wheel", "sdist"}:
             return
         if sys.platform == "win32":
             raise AotiError("hatch-aoti does not support building on Windows yet; build on Linux or macOS")
         _check_source_date(os.environ)
-        root = Path(self.root)
-        settings = self._settings(root)
-        layout = self._layout(root, settings)
+        from hatch_aoti.project import read_project
+
+        project = read_project(self.metadata, self.config, environ=os.environ)
         if self.target_name == "sdist":
-            self._leave_out_generated(layout)
-            _add_weights(build_data, settings, root)
+            self._leave_out_generated(project.layout)
+            _add_files(build_data, project.settings, project.root)
         else:
-            self._build_wheel(version, build_data, settings, layout, root)
+            self._build_wheel(version, build_data, project)
 
-    def _build_wheel(
-        self, version: str, build_data: dict[str, Any], settings: Settings, layout: Layout, root: Path
-    ) -> None:
+    def _build_wheel(self, version: str, build_data: dict[str, Any], project: Project) -> None:
         from hatch_aoti.bundle import ACCESSOR, Bundle, skipped_accessor
-        from hatch_aoti.cache import Cache, default_cache_dir
-        from hatch_aoti.pipeline import build_models
+        from hatch_aoti.cache import open_cache
+        from hatch_aoti.editable import refuse_foreign_accessor
         from hatch_aoti.progress import Reporter
-        from hatch_aoti.requirements import extra_requirement, installed_torch
+        from hatch_aoti.project import build_project
 
+        settings, layout = project.settings, project.layout
         reporter = Reporter()
         editable = version == "editable"
+        refuse_foreign_accessor(layout.source_directory, layout.package)
         if settings.skip:
             reporter.warn(
                 "HATCH_AOTI_SKIP is set: this wheel has NO compiled models, and importing "
                 f"{layout.package}._models from it raises ImportError"
             )
             if not editable:  # an editable tree keeps the models it has
-                self._leave_out_generated(layout)
-                self._include(
-                    build_data, layout, Bundle({ACCESSOR: skipped_accessor(layout.package)}, {}),
-                    Cache(settings.cache_dir or default_cache_dir()),
-                )  # fmt: skip
+                bundle = Bundle({ACCESSOR: skipped_accessor(layout.package)}, {})
+                self._include(build_data, layout, bundle, open_cache(settings.cache_dir))
             return
-        torch = installed_torch()
-        requirement = extra_requirement(self.metadata.core.dependencies_complex.values(), torch)
-        cache = Cache(settings.cache_dir or default_cache_dir())
-        built = build_models(settings, layout, cache, reporter, root=root, torch_version=str(torch), environ=os.environ)
+        cache = open_cache(settings.cache_dir)
+        built, requirement = build_project(project, cache, reporter, environ=os.environ)
         if requirement is not None:
             build_data["dependencies"].append(requirement)
             reporter.note(f"the wheel requires {requirement}")
@@ -105,59 +101,40 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{built.tag.tag}"
-        self._leave_out_generated(layout)
         self._include(build_data, layout, built.bundle, cache)
 
-    def _settings(self, root: Path) -> Settings:
-        from hatch_aoti.settings import check_hook_config, parse_settings
+    def _leave_out_generated(self, layout: Layout, also: Iterable[str] = ()) -> None:
+        """Keep what an editable install wrote into the tree, and files named in `also`, out of this archive.
 
-        problems: list[Problem] = check_hook_config(self.config)
-        try:
-            settings = parse_settings(self.metadata.config, root=root, environ=os.environ)
-        except SettingsError as error:
-            raise SettingsError([*problems, *error.problems]) from None
-        if problems:
-            raise SettingsError(problems)
-        return settings
-
-    def _layout(self, root: Path, settings: Settings) -> Layout:
-        from hatchling.builders.wheel import WheelBuilder
-
-        from hatch_aoti.layout import read_layout
-
-        # A builder of its own: hatchling computes and keeps the file patterns on first use, and this hook may still
-        # have to add to those of the running build.
-        builder = WheelBuilder(self.root, metadata=self.metadata)
-        files = (
-            (file.relative_path.replace(os.sep, "/"), file.distribution_path.replace(os.sep, "/"))
-            for file in builder.recurse_selected_project_files()
-        )
-        return read_layout(files, root=root, package=settings.package)
-
-    def _leave_out_generated(self, layout: Layout) -> None:
-        """Keep what an editable install wrote into the tree out of this archive: it may be stale."""
+        They may be stale, and a second file of one name is an error in a wheel (pypa/hatch#2301).
+        """
         from hatch_aoti.editable import generated_files
 
-        names = generated_files(layout.source_directory)
+        names = sorted({*generated_files(layout.source_directory), *also})
         if not names:
             return
         where = layout.source_directory.relative_to(self.root).as_posix()
+        patterns = [f"/{name}" if where == "." else f"/{where}/{name}" for name in names]
         target, project = self.build_config.target_config, self.build_config.build_config
-        existing = target.get("exclude", project.get("exclude", []))
-        target["exclude"] = [*existing, *(f"/{where}/{name}" for name in names)]
+        target["exclude"] = [*target.get("exclude", project.get("exclude", [])), *patterns]
+        artifacts = target.get("artifacts", project.get("artifacts", []))
+        if artifacts:  # these patterns win over `exclude`, so they need an exception of their own
+            target["artifacts"] = [*artifacts, *(f"!{pattern}" for pattern in patterns)]
 
     def _include(self, build_data: dict[str, Any], layout: Layout, bundle: Bundle, cache: Any) -> None:
         """Map the bundle's files into the wheel. Generated texts get a place in the cache, as they need one."""
+        self._leave_out_generated(layout, also=bundle.names)
         texts = cache.keep_texts(bundle.texts)
         for name in bundle.names:
             source = bundle.artifacts.get(name) or texts / name
             build_data["force_include"][os.fspath(source)] = f"{layout.wheel_directory}/{name}"
 
 
-def _add_weights(build_data: dict[str, Any], settings: Settings, root: Path) -> None:
+def _add_files(build_data: dict[str, Any], settings: Settings, root: Path) -> None:
     for entry in settings.models.values():
-        if entry.weights is not None:
-            build_data["force_include"][os.fspath(root / entry.weights)] = entry.weights
+        for file in (entry.weights, entry.exported):
+            if file is not None:
+                build_data["force_include"][os.fspath(root / file)] = file
 
 
 def _check_source_date(environ: Any) -> None:

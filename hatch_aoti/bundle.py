@@ -1,8 +1,9 @@
-"""What goes into the wheel: `_models.py`, the `.pt2` files, and the manifest `_models.json`."""
+"""What goes into the wheel: `_models.py`, the `.pt2` files, the manifest `_models.json`, and what C++ needs."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import platform
 import sys
@@ -12,26 +13,30 @@ from typing import TYPE_CHECKING, Any
 from hatch_aoti import __version__
 from hatch_aoti.accessor import AccessorModel, Variant, render
 from hatch_aoti.cache import file_digest
+from hatch_aoti.cmake import render_cmake
+from hatch_aoti.constants import merge_constants
 from hatch_aoti.signature import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hatch_aoti.cache import Cache
     from hatch_aoti.job import ModelResult
     from hatch_aoti.platform_tag import TagChoice
     from hatch_aoti.settings import ModelSettings
     from hatch_aoti.target import Target
 
-__all__ = ["ACCESSOR", "MANIFEST", "Bundle", "artifact_name", "make_bundle", "skipped_accessor"]
+__all__ = ["ACCESSOR", "CONSTANTS", "MANIFEST", "Bundle", "artifact_name", "make_bundle", "skipped_accessor"]
 
 ACCESSOR = "_models.py"
 MANIFEST = "_models.json"
+CONSTANTS = "_models.safetensors"
 _SCHEMA = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """The files for the package's directory: texts to write and artifacts to copy, by name."""
+    """The files for the package's directory: texts to write and artifacts to copy, by name (`cmake/x` in a folder)."""
 
     texts: Mapping[str, str]
     artifacts: Mapping[str, Path]
@@ -53,10 +58,13 @@ def make_bundle(
     targets: Sequence[Target],
     *,
     package: str,
+    version: str,
     torch_version: str,
     tag: TagChoice,
+    cache: Cache,
 ) -> Bundle:
     """Put together what the wheel gets for `results` (sorted by name), compiled for `targets` (best first)."""
+    constants = _merged_constants(results, cache)
     by_name = {target.name: target for target in targets}
     models = [
         AccessorModel(
@@ -74,6 +82,8 @@ def make_bundle(
             source=entries[result.name].model,
             device=result.device,
             num_runners=entries[result.name].num_runners,
+            operators=result.operators,
+            constants=CONSTANTS if _constants(result) is not None else "",
         )
         for result in results
     ]
@@ -85,6 +95,9 @@ def make_bundle(
         machine=platform.machine(),
         hatch_aoti_version=__version__,
     )
+    cpp = render_cmake(
+        models, package=package, version=version, torch_version=torch_version, hatch_aoti_version=__version__
+    )
     manifest = {
         "schema": _SCHEMA,
         "generator": {"name": "hatch-aoti", "version": __version__},
@@ -93,10 +106,42 @@ def make_bundle(
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "models": {result.name: _describe(result, entries[result.name]) for result in results},
     }
+    artifacts = {Path(artifact.path).name: Path(artifact.path) for result in results for artifact in result.artifacts}
+    if constants is not None:
+        artifacts[CONSTANTS] = constants
+        manifest["constants_file"] = {
+            "file": CONSTANTS,
+            "sha256": file_digest(constants),
+            "bytes": constants.stat().st_size,
+        }
     return Bundle(
-        {ACCESSOR: accessor, MANIFEST: json.dumps(manifest, indent=2, sort_keys=True) + "\n"},
-        {Path(artifact.path).name: Path(artifact.path) for result in results for artifact in result.artifacts},
+        {ACCESSOR: accessor, MANIFEST: json.dumps(manifest, indent=2, sort_keys=True) + "\n", **cpp},
+        artifacts,
     )
+
+
+def _constants(result: ModelResult) -> Path | None:
+    """Return the file with a model's external constants. Its variants have equal ones: they are not yet compiled in."""
+    [file, *others] = {artifact.constants for artifact in result.artifacts} or {None}
+    del others
+    return None if file is None else Path(file)
+
+
+def _merged_constants(results: Sequence[ModelResult], cache: Cache) -> Path | None:
+    """Return a file in the cache with the external constants of all models, each distinct tensor once."""
+    files = {result.name: file for result in results if (file := _constants(result)) is not None}
+    if not files:
+        return None
+    digests = sorted((name, file_digest(file)) for name, file in files.items())
+    key = hashlib.sha256(json.dumps(["constants", digests]).encode()).hexdigest()
+    with cache.lock(key):
+        found = cache.get(key)
+        if found is None:
+            with cache.scratch("constants") as directory:
+                (directory / "entry").mkdir()
+                merge_constants(directory / "entry" / CONSTANTS, [file for _, file in sorted(files.items())])
+                found = cache.put(key, directory / "entry")
+    return found / CONSTANTS
 
 
 def _describe(result: ModelResult, entry: ModelSettings) -> dict[str, Any]:
@@ -107,9 +152,12 @@ def _describe(result: ModelResult, entry: ModelSettings) -> dict[str, Any]:
         artifacts.append({**artifact.record, "file": path.name, "sha256": file_digest(path), "bytes": artifact.size})
     return {
         "model": entry.model,
+        "exported": entry.exported,
         "weights": entry.weights,
+        "external_constants": _constants(result) is not None,
         "device": result.device,
         "signature": result.signature,
+        "operators": list(result.operators),
         "artifacts": artifacts,
     }
 

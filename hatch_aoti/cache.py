@@ -3,6 +3,7 @@
 Layout below the cache's root:
 
     artifacts/ab/abcdef…/   one finished entry: its files, and `SHA256SUMS.json` over them
+    notes/ab/abcdef….json   what is known about earlier results, only ever a hint
     locks/abcdef….lock      held while one process makes that entry
     scratch/…/              work in progress; the owner holds a lock on it, so a dead owner's is recognised and swept
 
@@ -15,10 +16,12 @@ import contextlib
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import AotiError
 
@@ -27,9 +30,11 @@ if TYPE_CHECKING:
 
     from filelock import BaseFileLock
 
-__all__ = ["Cache", "default_cache_dir", "file_digest"]
+__all__ = ["Cache", "default_cache_dir", "file_digest", "open_cache"]
 
 _SUMS = "SHA256SUMS.json"
+_NOTES_KEPT = 8
+_IN_USE = 3600  # seconds
 
 
 def default_cache_dir() -> Path:
@@ -37,6 +42,31 @@ def default_cache_dir() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("hatch-aoti", appauthor=False)
+
+
+def open_cache(directory: Path | None) -> Cache:
+    """Open the cache in `directory` (default: `default_cache_dir`), by way of a path without spaces.
+
+    torch's C++ builder splits its commands at spaces, and compiling happens inside the cache; so a directory with
+    spaces or quotes in its path gets a symbolic link in the system's temporary directory, always the same one.
+    Raises `AotiError` if the cache cannot be written, or cannot get such a link.
+    """
+    root = directory or default_cache_dir()
+    if shlex.split(os.fspath(root)) == [os.fspath(root)]:
+        return Cache(root)
+    Cache(root)  # creates it, or says why it cannot
+    name = f"hatch-aoti-{hashlib.sha256(os.fspath(root).encode()).hexdigest()[:16]}-{os.getuid()}"
+    link = Path(tempfile.gettempdir()) / name
+    with contextlib.suppress(FileExistsError):
+        link.symlink_to(root, target_is_directory=True)
+    ours = link.is_symlink() and link.lstat().st_uid == os.getuid() and link.readlink() == root
+    if not ours or " " in os.fspath(link):
+        raise AotiError(
+            f"the artifact cache {root} has a space or a quote in its path, which torch's C++ builder cannot handle, "
+            f"and {link} cannot stand in for it; choose another directory with `tool.aoti.cache-dir` or the "
+            "environment variable HATCH_AOTI_CACHE_DIR"
+        )
+    return Cache(link)
 
 
 def file_digest(path: Path) -> str:
@@ -88,6 +118,8 @@ class Cache:
         if not sound:
             self._discard(entry)
             return None
+        with contextlib.suppress(OSError):
+            os.utime(entry)  # used now: see `trim`
         return entry
 
     def put(self, key: str, directory: Path) -> Path:
@@ -96,7 +128,8 @@ class Cache:
         `directory` must be on the cache's file system (see `scratch`) and is gone afterwards. When another process
         was faster, its entry stays: equal keys mean equal content.
         """
-        sums = {path.name: file_digest(path) for path in sorted(directory.iterdir())}
+        files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+        sums = {path.relative_to(directory).as_posix(): file_digest(path) for path in files}
         (directory / _SUMS).write_text(json.dumps(sums, indent=1, sort_keys=True), encoding="utf-8")
         entry = self._entry(key)
         entry.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +144,10 @@ class Cache:
         return entry
 
     def keep_texts(self, texts: Mapping[str, str]) -> Path:
-        """Store texts under a key made of themselves; return the directory that has them as files (mode 644)."""
+        """Store texts under a key made of themselves; return the directory that has them as files (mode 644).
+
+        Their names may have folders (`cmake/Config.cmake`).
+        """
         key = hashlib.sha256(json.dumps(dict(texts), sort_keys=True).encode()).hexdigest()
         found = self.get(key)
         if found is not None:
@@ -120,15 +156,74 @@ class Cache:
             entry = directory / "entry"
             entry.mkdir()
             for name, text in texts.items():
+                (entry / name).parent.mkdir(parents=True, exist_ok=True)
                 (entry / name).write_text(text, encoding="utf-8", newline="\n")
                 (entry / name).chmod(0o644)
             return self.put(key, entry)
+
+    def notes(self, key: str) -> list[dict[str, Any]]:
+        """Return the notes kept under `key`, the latest first: small JSON data that is only a hint."""
+        try:
+            notes = json.loads(self._notes(key).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return []
+        return notes if isinstance(notes, list) else []
+
+    def add_note(self, key: str, note: Mapping[str, Any]) -> None:
+        """Keep a note under `key`, and the latest few before it."""
+        path = self._notes(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        notes = [note, *(other for other in self.notes(key) if other != note)][:_NOTES_KEPT]
+        handle, partial = tempfile.mkstemp(dir=self.root / "scratch")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(notes, file)
+        Path(partial).replace(path)
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
         """Hold the lock of `key`: whoever waits for it finds the entry made by the one before."""
         with _file_lock(self.root / "locks" / f"{key}.lock"):
             yield
+
+    def size(self) -> int:
+        """Return how much the cache holds, in bytes."""
+        sizes = 0
+        for path in self.root.rglob("*"):
+            with contextlib.suppress(OSError):  # another process may be at it
+                sizes += path.stat().st_size if path.is_file() else 0
+        return sizes
+
+    def clear(self) -> int:
+        """Remove everything but what is being worked on; return how many bytes that freed.
+
+        A build that runs at the same time may miss what it has already found.
+        """
+        before = self.size()
+        for path in self.root.iterdir():
+            if path.name not in {"locks", "scratch"}:
+                self._discard(path)
+        (self.root / "artifacts").mkdir(exist_ok=True)
+        return before - self.size()
+
+    def trim(self, limit: int) -> int:
+        """Remove what has not been used for the longest time until the cache has at most `limit` bytes.
+
+        Returns how many bytes that freed. What was used within the last hour stays, as a build may be at it.
+        """
+        found = [*self.root.glob("artifacts/*/*"), *self.root.glob("notes/*/*.json"), *self.root.glob("headers/*/")]
+        entries = []
+        for path in found:
+            with contextlib.suppress(OSError):
+                files = list(path.rglob("*")) if path.is_dir() else [path]
+                entries.append((path.stat().st_mtime, sum(file.stat().st_size for file in files), path))
+        excess = sum(size for _, size, _ in entries) - limit
+        freed = 0
+        for used, size, path in sorted(entries):
+            if freed >= excess or used > time.time() - _IN_USE:
+                break
+            self._discard(path)
+            freed += size
+        return freed
 
     @contextlib.contextmanager
     def scratch(self, prefix: str) -> Iterator[Path]:
@@ -145,6 +240,9 @@ class Cache:
 
     def _entry(self, key: str) -> Path:
         return self.root / "artifacts" / key[:2] / key
+
+    def _notes(self, key: str) -> Path:
+        return self.root / "notes" / key[:2] / f"{key}.json"
 
     def _discard(self, entry: Path) -> None:
         """Take an entry away in one step, so that no reader sees it half removed."""

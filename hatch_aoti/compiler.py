@@ -1,7 +1,7 @@
 """`ExportedProgram` and target → compiled files. The only module that calls `torch._inductor`.
 
 What a torch release can break is here: the options that make AOTInductor's output portable and reproducible, and
-three internal functions that are replaced while it compiles (see `_steer`).
+a few functions that are replaced while it compiles (see `_steer`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from filelock import FileLock
 
-from hatch_aoti.errors import AotiError, did_you_mean
+from hatch_aoti.errors import CompileError, did_you_mean
 from hatch_aoti.signature import make_serialisable, plain_containers
 from hatch_aoti.target import TORCH_PICKS
 
@@ -37,8 +37,16 @@ if TYPE_CHECKING:
     import torch
 
     from hatch_aoti.target import Target
+    from hatch_aoti.toolchain import Toolchain
 
-__all__ = ["CompileError", "Toolchain", "compile_program", "find_toolchain", "program_digest"]
+__all__ = [
+    "Compiled",
+    "all_options",
+    "compile_program",
+    "constants_digest",
+    "one_thread",
+    "program_digest",
+]
 
 # The stem of all generated files. Fixed, because torch's own choice hashes paths of the builder.
 _STEM = "model"
@@ -48,61 +56,45 @@ _HEADER = "header.h"
 # the code (`cpp.dynamic_threads`), but the decisions would otherwise follow the builder's cores.
 _ASSUMED_THREADS = 8
 
+# The cache sizes, in bytes, that the C++ GEMM template of `max_autotune` gets for a portable target, where torch would
+# compile those of the builder into the code. First level: what every x86-64-v3 CPU has, 32 KiB or more; second level:
+# between a desktop's (256 KiB) and a server's (2 MiB).
+_ASSUMED_CACHES = {"l1d_cache_size": 32 << 10, "l2_cache_size": 1 << 20}
+
 # What torch notes about the builder in an artifact's metadata.
 _BUILDER_METADATA = frozenset({"AOTI_CPU_ISA", "AOTI_PLATFORM", "AOTI_MACHINE", "AOTI_COMPUTE_CAPABILITY"})
 
 
-class CompileError(AotiError):
-    """AOTInductor or the C++ compiler failed; `details` is the telling end of what they said."""
-
-    def __init__(self, reason: str, *, hint: str = "", details: str = "") -> None:
-        self.reason, self.hint, self.details = reason, hint, details
-        super().__init__(reason)
+# The line in a generated source after which there are only the commands that compile it.
+_COMMANDS = "\n// Compile cmd\n"
 
 
 @dataclasses.dataclass(frozen=True)
-class Toolchain:
-    """What the compiled bytes depend on besides the program: recorded in the manifest and part of every cache key."""
+class Compiled:
+    """What a compilation gives: the files that a `.pt2` needs, by name (a path, or the content), and the constants.
 
-    command: tuple[str, ...]
-    compiler: str  # the first line of `--version`
-    torch: str  # version with its local part
-    torch_git: str
-
-    def record(self) -> dict[str, str]:
-        """Return what the manifest says about the toolchain; the command's path stays out of it."""
-        return {"compiler": self.compiler, "torch": self.torch, "torch_git": self.torch_git}
-
-
-def find_toolchain(environ: Mapping[str, str] = os.environ) -> Toolchain:
-    """Find the C++ compiler: the environment variable `CXX` (a command, arguments allowed), or `g++`/`clang++`.
-
-    Raises `CompileError` when there is none, or when it does not run.
+    `constants` are those that the object does not have in it (`aot_inductor.package_constants_in_so` is off), under
+    the names by which it asks for them.
     """
-    import torch
 
-    default = "clang++" if sys.platform == "darwin" else "g++"
-    command = shlex.split(environ.get("CXX", "")) or [default]
-    path = shutil.which(command[0], path=environ.get("PATH", os.defpath))
-    if path is None:
-        raise CompileError(
-            f"there is no C++ compiler `{command[0]}` on PATH",
-            hint="install one (Debian and Ubuntu: `apt-get install g++`; Fedora: `dnf install gcc-c++`; macOS: "
-            "`xcode-select --install`), or name another in the environment variable CXX",
-        )
-    try:
-        said = subprocess.run([path, *command[1:], "--version"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise CompileError(
-            f"the C++ compiler `{shlex.join(command)}` does not run: {error}",
-            hint="make `$CXX --version` work, or name another compiler in the environment variable CXX",
-        ) from error
-    return Toolchain(
-        (path, *command[1:]),
-        said.partition("\n")[0].strip(),
-        str(torch.__version__),
-        str(torch.version.git_version),
-    )
+    files: dict[str, Path | bytes]
+    constants: dict[str, torch.Tensor]
+
+
+def all_options(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return every inductor option that a compilation sets: those of `target`, ours for all, and `options` over them.
+
+    Only what is the same on every builder: paths and what cannot change the result are left to `compile_program`.
+    """
+    return {
+        **target.inductor_options(),
+        "aot_inductor.package": True,
+        "aot_inductor.model_name_for_generated_files": _STEM,
+        # Line tables are -g1: three quarters of the file, and paths of the builder.
+        "aot_inductor.enable_line_tables": False,
+        "cpp.threads": _ASSUMED_THREADS,
+        **copy.deepcopy(dict(options)),
+    }
 
 
 def compile_program(
@@ -115,8 +107,8 @@ def compile_program(
     headers: Path,
     seed: int,
     include_sources: bool = False,
-) -> dict[str, Path | bytes]:
-    """Compile a program for one target; return the files that a `.pt2` needs, by name.
+) -> Compiled:
+    """Compile a program for one target.
 
     `options` are inductor options over the target's own; `directory` is private to this call and receives everything
     that is generated; `headers` is shared between calls and builds and keeps the precompiled headers. Neither path
@@ -133,24 +125,16 @@ def compile_program(
                 hint="see torch/_inductor/config.py for the options of the installed torch",
             )
     merged = {
-        **target.inductor_options(),
-        "aot_inductor.package": True,
-        "aot_inductor.model_name_for_generated_files": _STEM,
-        # Line tables are -g1: three quarters of the file, and paths of the builder.
-        "aot_inductor.enable_line_tables": False,
-        "cpp.threads": _ASSUMED_THREADS,
         "cpp.cxx": (None, os.fspath(_compiler_script(toolchain, directory))),
         # Kernels are compiled in this process's own children, so that they die with it.
         "compile_threads": 1,
-        **copy.deepcopy(dict(options)),
+        **all_options(target, options),
     }
-    threads = torch.get_num_threads()
     try:
-        # Folded constants must not depend on how many threads summed them up.
-        torch.set_num_threads(1)
         torch.manual_seed(seed)
         args, kwargs = plain_containers(copy.deepcopy(program.example_inputs))
-        with torch.no_grad(), _steer(target, headers):
+        # One thread, as folded constants must not depend on how many summed them up.
+        with torch.no_grad(), one_thread(), _writing_to(directory), _steer(target, headers):
             files = torch._inductor.aot_compile(  # noqa: SLF001
                 make_serialisable(program.module(check_guards=False)), args, kwargs, options=merged
             )
@@ -158,12 +142,38 @@ def compile_program(
         raise
     except Exception as error:
         raise _explain(error) from error
+    outputs = cast("list[Any]", files)
+    needed = _needed([Path(file) for file in outputs if isinstance(file, str)], directory if include_sources else None)
+    constants = {name: value[0] for item in outputs if isinstance(item, dict) for name, value in item.items()}
+    return Compiled(needed, constants)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread inside the block: sums of floats differ in their last bits with the number of threads."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
     finally:
         torch.set_num_threads(threads)
-    return _needed(
-        [Path(file) for file in cast("list[object]", files) if isinstance(file, str)],
-        directory if include_sources else None,
-    )
+
+
+@contextlib.contextmanager
+def _writing_to(directory: Path) -> Iterator[None]:
+    """Have torch generate its files in `directory`, the one whose path `_compiler_script` keeps out of the result."""
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(name)
+    os.environ[name] = os.fspath(directory)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _needed(files: list[Path], sources: Path | None) -> dict[str, Path | bytes]:
@@ -183,11 +193,9 @@ def _needed(files: list[Path], sources: Path | None) -> dict[str, Path | bytes]:
                 ).encode()
         elif path.suffix in {".cpp", ".h"}:
             if sources is not None:
-                lines = path.read_text(encoding="utf-8").replace(os.fspath(sources), ".").splitlines()
-                # The compile commands at the end name paths of the builder.
-                kept[path.name] = "\n".join(
-                    line for line in lines if not line.startswith(("// Compile cmd", "// Link cmd", '#include "/'))
-                ).encode()
+                text = path.read_text(encoding="utf-8").replace(os.fspath(sources), ".")
+                # torch appends the commands that it ran, which name paths of the builder.
+                kept[path.name] = f"{text.partition(_COMMANDS)[0].rstrip()}\n".encode()
         else:
             kept[path.name] = path
     return kept
@@ -196,6 +204,7 @@ def _needed(files: list[Path], sources: Path | None) -> dict[str, Path | bytes]:
 @contextlib.contextmanager
 def _steer(target: Target, headers: Path) -> Iterator[None]:
     """Make torch compile for `target` rather than for this machine, and share precompiled headers."""
+    import torch
     from torch._inductor import codecache, cpu_vec_isa
 
     replaced: list[tuple[Any, str, Any]] = [
@@ -204,6 +213,8 @@ def _steer(target: Target, headers: Path) -> Iterator[None]:
     if target.vec_isa != TORCH_PICKS:
         isas = [_forced_isa(target.vec_isa)] if target.vec_isa else []
         replaced.append((cpu_vec_isa, "valid_vec_isa_list", lambda: isas))
+        capabilities = {**torch.cpu.get_capabilities(), **_ASSUMED_CACHES}
+        replaced.append((torch.cpu, "get_capabilities", lambda: capabilities))
     with contextlib.ExitStack() as undo:
         for module, name, replacement in replaced:
             undo.callback(setattr, module, name, getattr(module, name))
@@ -247,12 +258,13 @@ def _precompiled_header(headers: Path, header: str, hashable_cmd_line: str, **co
         final = headers / hashlib.sha256("\0".join(identity).encode()).hexdigest()
         headers.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{final}.lock"):  # other workers and builds want the same headers: they wait, and find them
-            if not (final / f"{_HEADER}.gch").is_file():
+            if not (final / Path(builder.get_target_file_path()).name).is_file():
                 source.write_text(f"#include <{header}>\n", encoding="utf-8")
                 builder.build()
                 with _appearing(final) as new:
                     for path in Path(directory).iterdir():
                         shutil.copyfile(path, new / path.name)
+        os.utime(final)  # used now: the cache removes what is not
     return str(final / _HEADER)
 
 
@@ -272,21 +284,24 @@ def _compiler_script(toolchain: Toolchain, directory: Path) -> Path:
     """Write the script that stands in for the compiler, with the flags that keep the builder out of the result."""
     import torch
 
-    # The longest path first: a prefix of another must not win.
     places = {
         os.fspath(directory): ".",
         os.fspath(Path(torch.__file__).parent): "torch",
         sysconfig.get_path("include"): "python",
         sysconfig.get_path("platinclude"): "python",
     }
-    maps = [f"-ffile-prefix-map={place}={token}" for place, token in sorted(places.items(), reverse=True)]
+    # torch and the compiler resolve symbolic links here and there.
+    places = {os.path.realpath(place): token for place, token in places.items()} | places
+    # Of several that match, the compiler takes the last: the longest, as a prefix of another must not win.
+    maps = [f"-ffile-prefix-map={place}={token}" for place, token in sorted(places.items())]
     if sys.platform == "darwin":
         link = ["-Wl,-x", "-Wl,-S"]
     else:
         # The assembly file with the weights has no .note.GNU-stack, which makes the whole object ask for an
         # executable stack, and glibc >= 2.41 refuses to load it.
         link = ["-Wl,-z,noexecstack", "-Wl,-s", "-Wl,--build-id=none"]
-    script = directory / "cxx"
+    # torch tells compilers apart by their names.
+    script = directory / ("clang++" if "clang" in toolchain.compiler.lower() else "g++")
     script.write_text(
         "#!/bin/sh\n"
         "# Stands in for the C++ compiler, see hatch_aoti/compiler.py.\n"
@@ -359,8 +374,21 @@ def program_digest(program: torch.export.ExportedProgram) -> str:
     add("ranges", sorted((str(symbol), str(interval)) for symbol, interval in program.range_constraints.items()))
     add("call", program.call_spec)
     add("inputs", _describe(program.example_inputs))
+    add("constants", constants_digest(program))
+    return digest.hexdigest()
+
+
+def constants_digest(program: torch.export.ExportedProgram) -> str:
+    """Return a SHA-256, in hexadecimal, over a program's parameters, buffers and other constants.
+
+    Names, dtypes, sizes, strides, devices and bytes, in the order of the names.
+    """
+    import torch
+
+    digest = hashlib.sha256()
     for name, tensor in sorted({**program.state_dict, **program.constants}.items()):
-        add("constant", name, _describe(tensor))
+        for part in (name, _describe(tensor)):
+            digest.update(f"{len(part)}:{part}".encode())
         if isinstance(tensor, torch.Tensor):
             _add_bytes(digest, tensor)
     return digest.hexdigest()

@@ -11,38 +11,46 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hatch_aoti.errors import ModelError
+from hatch_aoti.errors import CompileError, ModelError
 from hatch_aoti.workers import report_stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hatch_aoti.cache import Cache
-    from hatch_aoti.compiler import Toolchain
+    from hatch_aoti.optimize import Plan
     from hatch_aoti.settings import ModelSettings
     from hatch_aoti.signature import Signature
     from hatch_aoti.source import Source
     from hatch_aoti.target import Target
+    from hatch_aoti.toolchain import Toolchain
 
-__all__ = ["Artifact", "ModelJob", "ModelResult", "run"]
+__all__ = ["Artifact", "ModelJob", "ModelRequest", "ModelResult", "run"]
 
 _RECORD = "artifact.json"
+CONSTANTS = "constants.safetensors"
 _MEASURED = "measured.json"  # differs from machine to machine, so it stays out of the wheel
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelJob:
-    """One model of one build: everything a worker needs, as JSON-ready data and paths."""
+class ModelRequest:
+    """What is to be made of one model, as JSON-ready data that does not depend on where the project lies."""
 
     entry: dict[str, Any]  # ModelSettings.to_json()
-    root: str  # the project directory
-    import_paths: tuple[str, ...]
+    import_paths: tuple[str, ...]  # relative to the project
     import_packages: dict[str, str]
     targets: tuple[dict[str, Any], ...]  # Target fields, best first
     file_names: tuple[str, ...]  # of the `.pt2` for each target
-    cache: str
     include_sources: bool
     code_digest: str  # of hatch-aoti's own code that shapes artifacts
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelJob:
+    """A request and the place where it is worked on: the project's root and the cache's."""
+
+    request: ModelRequest
+    root: Path
+    cache: Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +58,10 @@ class Artifact:
     """One `.pt2` in the cache. `record` is what the manifest says about it."""
 
     target: str
+    key: str  # of the cache entry that has it
     path: str
-    size: int  # bytes
+    constants: str | None  # the file with the constants that are not in it
+    size: int  # bytes, of the `.pt2`
     cached: bool
     record: dict[str, Any]
     max_error: float | None  # largest difference from eager at the build that made it; None if not checked
@@ -66,20 +76,22 @@ class ModelResult:
     signature: dict[str, Any]
     artifacts: tuple[Artifact, ...]
     error: dict[str, str] | None = None
+    operators: tuple[str, ...] = ()  # custom operators that the compiled code calls
+    trace: dict[str, Any] | None = None  # a `Trace`: what the export read; None if that cannot be told
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ModelResult:
         """Read what `run` returned."""
         artifacts = tuple(Artifact(**artifact) for artifact in value["artifacts"])
-        return cls(value["name"], value["device"], value["signature"], artifacts, value["error"])
+        return cls(**{**value, "artifacts": artifacts, "operators": tuple(value["operators"])})
 
 
 def run(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Do one `ModelJob`, given as a dict; return a `ModelResult` as a dict, expected failures included."""
     from hatch_aoti.settings import ModelSettings
 
-    job = ModelJob(**payload)
-    entry = ModelSettings.from_json(job.entry)
+    job = ModelJob(ModelRequest(**payload["request"]), Path(payload["root"]), Path(payload["cache"]))
+    entry = ModelSettings.from_json(job.request.entry)
     try:
         result = _run(job, entry)
     except ModelError as error:
@@ -92,17 +104,55 @@ def run(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run(job: ModelJob, entry: ModelSettings) -> ModelResult:
-    from hatch_aoti.cache import Cache
-    from hatch_aoti.compiler import CompileError, find_toolchain, program_digest
-    from hatch_aoti.signature import UnsupportedModelError, read_signature
-    from hatch_aoti.source import ImportRoots, export_model
     from hatch_aoti.target import Target
+
+    request = job.request
+    device, exported, trace = _export(job, entry)
+    targets = [Target(**{**target, "features": tuple(target["features"])}) for target in request.targets]
+    try:
+        artifacts = tuple(
+            _artifact(job, exported, target, file_name)
+            for target, file_name in zip(targets, request.file_names, strict=True)
+        )
+    except CompileError as error:
+        raise ModelError(entry.name, "compile", error.reason, hint=error.hint, details=error.details) from error
+    signature = exported.signature.to_json()
+    return ModelResult(entry.name, device, signature, artifacts, operators=exported.operators, trace=trace)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Exported:
+    """A model on its way to the compiler."""
+
+    entry: ModelSettings
+    source: Source
+    signature: Signature
+    digest: str  # of the exported program
+    plan: Plan
+    operators: tuple[str, ...]  # those that torch alone does not have
+
+
+def _export(job: ModelJob, entry: ModelSettings) -> tuple[str, _Exported, dict[str, Any] | None]:
+    """Import, build and export the model; return its device, what came of it, and what that read (a `Trace`)."""
+    from hatch_aoti.compiler import one_thread, program_digest
+    from hatch_aoti.optimize import make_plan
+    from hatch_aoti.signature import UnsupportedModelError, called_operators, read_signature, registered_operators
+    from hatch_aoti.source import ImportRoots, export_model, load_program
+    from hatch_aoti.trace import recording
 
     # Importing the project's modules must not write into its tree, which may be read-only or shared.
     sys.dont_write_bytecode = True
-    ImportRoots(tuple(job.import_paths), job.import_packages).install()
+    ImportRoots(
+        tuple(os.path.normpath(job.root / path) for path in job.request.import_paths),
+        {name: os.path.normpath(job.root / path) for name, path in job.request.import_packages.items()},
+    ).install()
     device = _device(entry)
-    source = export_model(entry, root=Path(job.root), device=device)
+    builtin = frozenset(registered_operators())
+    # One thread: weights that the model computes must be the same on every number of cores.
+    with recording(job.root) as recorder, one_thread():
+        make = export_model if entry.exported is None else load_program
+        source = make(entry, root=job.root, device=device)
+    trace = recorder.finish()
     try:
         signature = read_signature(
             source.program,
@@ -114,18 +164,10 @@ def _run(job: ModelJob, entry: ModelSettings) -> ModelResult:
         )
     except UnsupportedModelError as error:
         raise ModelError(entry.name, "export", str(error)) from error
-    cache = Cache(Path(job.cache))
-    try:
-        toolchain = find_toolchain()
-        program = program_digest(source.program)
-        targets = [Target(**{**target, "features": tuple(target["features"])}) for target in job.targets]
-        artifacts = tuple(
-            _artifact(job, entry, source, signature, target, file_name, toolchain, program, cache)
-            for target, file_name in zip(targets, job.file_names, strict=True)
-        )
-    except CompileError as error:
-        raise ModelError(entry.name, "compile", error.reason, hint=error.hint, details=error.details) from error
-    return ModelResult(entry.name, device, signature.to_json(), artifacts)
+    plan = make_plan(source.program, signature, entry)
+    operators = tuple(sorted(called_operators(source.program) & frozenset(registered_operators()) - builtin))
+    exported = _Exported(entry, source, signature, program_digest(source.program), plan, operators)
+    return device, exported, None if trace is None else trace.to_json()
 
 
 def _device(entry: ModelSettings) -> str:
@@ -143,29 +185,24 @@ def _device(entry: ModelSettings) -> str:
     return entry.device
 
 
-def _artifact(
-    job: ModelJob,
-    entry: ModelSettings,
-    source: Source,
-    signature: Signature,
-    target: Target,
-    file_name: str,
-    toolchain: Toolchain,
-    program: str,
-    cache: Cache,
-) -> Artifact:
+def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str) -> Artifact:
     """Take the artifact for one target from the cache, or make it and put it there."""
+    from hatch_aoti.cache import Cache
+    from hatch_aoti.toolchain import find_toolchain
+
+    entry, cache, toolchain = exported.entry, Cache(job.cache), find_toolchain()
+    options = {**_needed_options(exported.source, exported.signature), **exported.plan.inductor_options()}
     depends_on = {
-        "program": program,
-        "signature": signature.to_json(),
+        "program": exported.digest,
+        "signature": exported.signature.to_json(),
         "toolchain": toolchain.record(),
         "target": dataclasses.asdict(target),
-        "inductor_configs": entry.inductor_configs,
+        "options": {**entry.inductor_configs, **options},
         "seed": entry.seed,
         "verify": {"enabled": entry.verify, "rtol": entry.rtol, "atol": entry.atol},
-        "include_sources": job.include_sources,
+        "include_sources": job.request.include_sources,
         "file_name": file_name,
-        "hatch_aoti": job.code_digest,
+        "hatch_aoti": job.request.code_digest,
     }
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
     made = False
@@ -174,12 +211,71 @@ def _artifact(
         if found is None:
             made = True
             with cache.scratch("artifact") as directory:
-                _make(job, entry, source, signature, target, file_name, toolchain, program, directory)
+                _make(job, exported, target, toolchain, {**entry.inductor_configs, **options}, file_name, directory)
                 found = cache.put(key, directory / "entry")
-    path = found / file_name
+    path, constants = found / file_name, found / CONSTANTS
     record = json.loads((found / _RECORD).read_text(encoding="utf-8"))
     measured = json.loads((found / _MEASURED).read_text(encoding="utf-8"))
-    return Artifact(target.name, os.fspath(path), path.stat().st_size, not made, record, measured["max_error"])
+    return Artifact(
+        target=target.name,
+        key=key,
+        path=os.fspath(path),
+        constants=os.fspath(constants) if constants.is_file() else None,
+        size=path.stat().st_size,
+        cached=not made,
+        record=record,
+        max_error=measured["max_error"],
+    )
+
+
+def _make(
+    job: ModelJob,
+    exported: _Exported,
+    target: Target,
+    toolchain: Toolchain,
+    options: Mapping[str, Any],
+    file_name: str,
+    directory: Path,
+) -> None:
+    """Compile, package and verify one artifact into `directory / "entry"`."""
+    from hatch_aoti.archive import write_package
+    from hatch_aoti.compiler import all_options, compile_program, constants_digest
+    from hatch_aoti.constants import write_constants
+    from hatch_aoti.verify import verify_artifact
+
+    entry, source = exported.entry, exported.source
+    report_stage("compile" if len(job.request.targets) == 1 else f"compile for {target.name}")
+    work, finished = directory / "work", directory / "entry"
+    work.mkdir()
+    finished.mkdir()
+    compiled = compile_program(
+        source.program,
+        target,
+        toolchain,
+        options=options,
+        directory=work,
+        headers=job.cache / "headers",
+        seed=entry.seed,
+        include_sources=job.request.include_sources,
+    )
+    package = finished / file_name
+    write_package(package, {"model": compiled.files})
+    constants = None
+    if exported.plan.external:
+        constants = finished / CONSTANTS
+        write_constants(constants, entry.name, compiled.constants)
+    verification = verify_artifact(package, constants, source, exported.signature, entry)
+    record = {
+        "program": exported.digest,
+        "constants": constants_digest(source.program),
+        "target": dataclasses.asdict(target),
+        "toolchain": toolchain.record(),
+        "options": all_options(target, options),
+        "seed": entry.seed,
+        "verified": verification.record,
+    }
+    (finished / _MEASURED).write_text(json.dumps({"max_error": verification.max_error}), encoding="utf-8")
+    (finished / _RECORD).write_text(json.dumps(record, sort_keys=True), encoding="utf-8")
 
 
 def _needed_options(source: Source, signature: Signature) -> dict[str, Any]:
@@ -190,48 +286,3 @@ def _needed_options(source: Source, signature: Signature) -> dict[str, Any]:
     # Random numbers from eager's generator, in eager's order.
     drawn = {"fallback_random": True} if random_operators(source.program) else {}
     return {**inductor_options(signature), **drawn}
-
-
-def _make(
-    job: ModelJob,
-    entry: ModelSettings,
-    source: Source,
-    signature: Signature,
-    target: Target,
-    file_name: str,
-    toolchain: Toolchain,
-    program: str,
-    directory: Path,
-) -> None:
-    """Compile, package and verify one artifact into `directory / "entry"`."""
-    from hatch_aoti.archive import write_package
-    from hatch_aoti.compiler import compile_program
-    from hatch_aoti.verify import verify_artifact
-
-    report_stage("compile" if len(job.targets) == 1 else f"compile for {target.name}")
-    work, finished = directory / "work", directory / "entry"
-    work.mkdir()
-    finished.mkdir()
-    files = compile_program(
-        source.program,
-        target,
-        toolchain,
-        options={**entry.inductor_configs, **_needed_options(source, signature)},
-        directory=work,
-        headers=Path(job.cache) / "headers",
-        seed=entry.seed,
-        include_sources=job.include_sources,
-    )
-    package = finished / file_name
-    write_package(package, {"model": files})
-    verification = verify_artifact(package, source, signature, entry)
-    record = {
-        "program": program,
-        "target": dataclasses.asdict(target),
-        "toolchain": toolchain.record(),
-        "inductor_configs": entry.inductor_configs,
-        "seed": entry.seed,
-        "verified": verification.record,
-    }
-    (finished / _MEASURED).write_text(json.dumps({"max_error": verification.max_error}), encoding="utf-8")
-    (finished / _RECORD).write_text(json.dumps(record, sort_keys=True), encoding="utf-8")

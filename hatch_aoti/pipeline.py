@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
+import json
 import os
 import platform
+import re
 import shutil
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_aoti.errors import AotiError, ModelError
+from hatch_aoti.errors import AotiError, CompileError, ModelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +24,7 @@ if TYPE_CHECKING:
     from hatch_aoti.accessor.contract import Signature
     from hatch_aoti.bundle import Bundle
     from hatch_aoti.cache import Cache
-    from hatch_aoti.job import ModelResult
+    from hatch_aoti.job import ModelRequest, ModelResult
     from hatch_aoti.layout import Layout
     from hatch_aoti.platform_tag import TagChoice
     from hatch_aoti.progress import Reporter
@@ -29,7 +35,27 @@ if TYPE_CHECKING:
 __all__ = ["Built", "build_models"]
 
 # Modules of hatch-aoti that shape what an artifact's bytes are, so that an artifact made by other code is not reused.
-_SHAPING = ("archive", "compiler", "job", "signature", "source", "target", "verify")
+_SHAPING = (
+    "archive",
+    "compiler",
+    "constants",
+    "job",
+    "optimize",
+    "saved_program",
+    "signature",
+    "source",
+    "target",
+    "toolchain",
+    "trace",
+    "verify",
+)
+
+# Environment variables through which torch's compiler takes options: here they come from the settings, which the
+# cache's keys and the manifest know about.
+_TORCH_OPTIONS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_")
+
+# What indexes admit by default: PyPI's limit for one file, in bytes.
+_INDEX_LIMIT = 100 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +73,14 @@ def build_models(
     reporter: Reporter,
     *,
     root: Path,
+    version: str,
     torch_version: str,
     environ: Mapping[str, str],
 ) -> Built:
     """Compile all models of a project, or take them from the cache, and bundle them.
 
-    Raises `AotiError`; models that fail are reported together, after the others have been finished and cached.
+    `version` is the project's, `torch_version` that of the torch that compiles. Raises `AotiError`; models that fail
+    are reported together, after the others have been finished and cached.
     """
     from hatch_aoti.bundle import make_bundle
     from hatch_aoti.target import builder_cpu_features, resolve_targets
@@ -66,9 +94,20 @@ def build_models(
     results = _run(settings, layout, targets, cache, reporter, root=root, environ=environ)
     tag = _choose_tag(results, settings.platform_tag)
     bundle = make_bundle(
-        results, settings.models, targets, package=layout.package, torch_version=torch_version, tag=tag
+        results,
+        settings.models,
+        targets,
+        package=layout.package,
+        version=version,
+        torch_version=torch_version,
+        tag=tag,
+        cache=cache,
     )
-    _report(results, reporter, tag)
+    _report(results, reporter)
+    _explain_tag(tag, reporter)
+    _warn_of_tuning(settings.models, reporter)
+    _warn_of_size(bundle, reporter)
+    cache.trim(settings.cache_size)
     return Built(bundle, tag)
 
 
@@ -84,10 +123,16 @@ def _run(
 ) -> list[ModelResult]:
     from hatch_aoti.workers import default_job_count, run_jobs
 
+    requests = {
+        name: _request(entry, settings, layout, targets, root=root) for name, entry in sorted(settings.models.items())
+    }
+    known = _known_results(requests, cache, root=root, environ=environ)
+    results, errors = list(known.values()), []
     with cache.scratch("build") as scratch:
         jobs = [
-            _job(entry, settings, layout, targets, cache, scratch, root=root, environ=environ)
-            for _, entry in sorted(settings.models.items())
+            _job(request, cache, scratch, root=root, environ=environ)
+            for name, request in requests.items()
+            if name not in known
         ]
         with reporter:
             outcomes = run_jobs(
@@ -95,54 +140,112 @@ def _run(
                 at_once=settings.jobs or default_job_count(len(jobs)),
                 on_stage=lambda job, stage: reporter.stage(job.name, stage),
             )
-        results, errors = [], []
         for outcome in outcomes:
             try:
                 results.append(_result(outcome, cache))
             except ModelError as error:
                 errors.append(error)
     if errors:
-        count = f"{len(errors)} of {len(jobs)} models" if len(jobs) > 1 else "the model"
+        count = f"{len(errors)} of {len(requests)} models" if len(requests) > 1 else "the model"
         raise AotiError(f"{count} could not be built\n\n" + "\n\n".join(str(error) for error in errors))
-    return results
+    _remember(results, requests, cache, environ=environ)
+    return sorted(results, key=lambda result: result.name)
 
 
-def _job(
-    entry: ModelSettings,
-    settings: Settings,
-    layout: Layout,
-    targets: Sequence[Target],
-    cache: Cache,
-    scratch: Path,
-    *,
-    root: Path,
-    environ: Mapping[str, str],
-) -> Job:
+def _request(
+    entry: ModelSettings, settings: Settings, layout: Layout, targets: Sequence[Target], *, root: Path
+) -> ModelRequest:
     from hatch_aoti.bundle import artifact_name
-    from hatch_aoti.job import ModelJob
-    from hatch_aoti.workers import Job
+    from hatch_aoti.job import ModelRequest
 
-    directory = scratch / entry.name
-    (directory / "tmp").mkdir(parents=True)
-    payload = ModelJob(
+    return ModelRequest(
         entry=entry.to_json(),
-        root=os.fspath(root),
-        import_paths=layout.import_paths,
-        import_packages=layout.import_packages,
+        import_paths=tuple(os.path.relpath(path, root) for path in layout.import_paths),
+        import_packages={name: os.path.relpath(path, root) for name, path in layout.import_packages.items()},
         targets=tuple(dataclasses.asdict(target) for target in targets),
         file_names=tuple(artifact_name(entry.name, target, targets) for target in targets),
-        cache=os.fspath(cache.root),
         include_sources=settings.include_sources,
         code_digest=_code_digest(),
     )
+
+
+def _known_results(
+    requests: Mapping[str, ModelRequest], cache: Cache, *, root: Path, environ: Mapping[str, str]
+) -> dict[str, ModelResult]:
+    """Return the results of an earlier build for the models whose export would read the very same things again."""
+    from hatch_aoti.job import ModelResult
+    from hatch_aoti.trace import Trace
+
+    known = {}
+    for name, request in requests.items():
+        for note in cache.notes(_request_key(request, environ)):
+            if not Trace.from_json(note["trace"]).holds(root, environ, sys.path):
+                continue
+            result = ModelResult.from_json(note)
+            entries = [cache.get(artifact.key) for artifact in result.artifacts]
+            if None not in entries:
+                artifacts = tuple(
+                    dataclasses.replace(
+                        artifact,
+                        path=os.fspath(entry / Path(artifact.path).name),
+                        constants=artifact.constants and os.fspath(entry / Path(artifact.constants).name),
+                        cached=True,
+                    )
+                    for artifact, entry in zip(result.artifacts, entries, strict=True)
+                    if entry is not None
+                )
+                known[name] = dataclasses.replace(result, artifacts=artifacts)
+                break
+    return known
+
+
+def _remember(
+    results: Sequence[ModelResult],
+    requests: Mapping[str, ModelRequest],
+    cache: Cache,
+    *,
+    environ: Mapping[str, str],
+) -> None:
+    """Note what the exports of this build read, for the next one."""
+    for result in results:
+        if result.trace is not None:
+            cache.add_note(_request_key(requests[result.name], environ), dataclasses.asdict(result))
+
+
+def _request_key(request: ModelRequest, environ: Mapping[str, str]) -> str:
+    """Return a hash over everything that a result depends on and that no trace records."""
+    from hatch_aoti.toolchain import find_toolchain
+
+    try:
+        toolchain = find_toolchain(environ).record()
+    except CompileError:  # every model's worker will say so
+        toolchain = {}
+    numpy = importlib.util.find_spec("numpy")
+    known = {
+        "request": dataclasses.asdict(request),
+        "toolchain": toolchain,
+        "python": sys.version,
+        "numpy": metadata.version("numpy") if numpy is not None else None,
+        "system": [platform.system(), platform.machine()],
+    }
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+
+
+def _job(request: ModelRequest, cache: Cache, scratch: Path, *, root: Path, environ: Mapping[str, str]) -> Job:
+    from hatch_aoti.workers import Job
+
+    name = request.entry["name"]
+    directory = scratch / name
+    (directory / "tmp").mkdir(parents=True)
+    payload = {"request": dataclasses.asdict(request), "root": os.fspath(root), "cache": os.fspath(cache.root)}
     return Job(
-        entry.name,
+        name,
         "hatch_aoti.job:run",
-        dataclasses.asdict(payload),
+        payload,
         directory,
         directory / "log.txt",
         {
-            **{name: value for name, value in environ.items() if not name.startswith("TORCHINDUCTOR_")},
+            **{name: value for name, value in environ.items() if not name.startswith(_TORCH_OPTIONS)},
             # Everything that inductor writes goes where it is swept away.
             "TORCHINDUCTOR_CACHE_DIR": os.fspath(directory / "inductor"),
             "TMPDIR": os.fspath(directory / "tmp"),
@@ -203,7 +306,7 @@ def _choose_tag(results: Sequence[ModelResult], override: str | None) -> TagChoi
     )
 
 
-def _report(results: Sequence[ModelResult], reporter: Reporter, tag: TagChoice) -> None:
+def _report(results: Sequence[ModelResult], reporter: Reporter) -> None:
     from hatch_aoti.progress import Row
     from hatch_aoti.signature import Signature
 
@@ -220,7 +323,54 @@ def _report(results: Sequence[ModelResult], reporter: Reporter, tag: TagChoice) 
         for result in results
         for artifact in result.artifacts
     )
-    reporter.note(f"platform tag {tag.tag}: {tag.reason}")
+
+
+def _explain_tag(tag: TagChoice, reporter: Reporter) -> None:
+    """Say which platform the wheel is for, why, what would make it fit older systems, and what it takes for granted."""
+    reporter.note(f"platform tag {tag.tag}: {_demangled(tag.reason)}")
+    if tag.lower:
+        reporter.note(f"for older systems: {_demangled(tag.lower)}")
+    if tag.foreign:
+        reporter.warn(
+            f"the compiled objects need {', '.join(tag.foreign)}, which neither {tag.tag} nor torch provides: whoever "
+            "installs the wheel must have it, in the version of this machine"
+        )
+
+
+def _demangled(text: str) -> str:
+    """Replace C++ symbols by what people call them, where binutils' `c++filt` is installed, as it is with most g++."""
+    if shutil.which("c++filt") is None:
+        return text
+    return re.sub(r"\b_Z\w+", lambda symbol: _demangle(symbol[0]), text)
+
+
+def _demangle(symbol: str) -> str:
+    done = subprocess.run(["c++filt", symbol], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or symbol
+
+
+def _warn_of_tuning(entries: Mapping[str, ModelSettings], reporter: Reporter) -> None:
+    for name, entry in sorted(entries.items()):
+        tuned = sorted(
+            option for option, value in entry.inductor_configs.items() if option.startswith("max_autotune") and value
+        )
+        if tuned and not entry.inductor_configs.get("deterministic"):
+            reporter.note(
+                f"{name}: `{tuned[0]}` chooses kernels by measuring them here, so another build may choose others and "
+                "give another wheel"
+            )
+
+
+def _warn_of_size(bundle: Bundle, reporter: Reporter) -> None:
+    from hatch_aoti.progress import human_size
+
+    size = sum(path.stat().st_size for path in bundle.artifacts.values()) + sum(map(len, bundle.texts.values()))
+    if size > _INDEX_LIMIT:
+        reporter.warn(
+            f"the models take {human_size(size)} in the wheel (before compression, which gains little on weights); "
+            f"PyPI, and most other indexes by default, take files up to {_INDEX_LIMIT >> 20} MiB. Ask the index for a "
+            "higher limit, or split the models over several distributions"
+        )
 
 
 def _inputs(signature: Signature) -> str:

@@ -16,6 +16,7 @@ import inspect
 import random
 import re
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from hatch_aoti.settings import ModelSettings, TensorInput
 
-__all__ = ["ImportRoots", "Source", "export_model", "pick_sizes"]
+__all__ = ["ImportRoots", "Source", "export_model", "load_program", "pick_sizes"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,14 +117,14 @@ def export_model(entry: ModelSettings, *, root: Path, device: str) -> Source:
     _seed(entry.seed)
     dims = {name: torch.export.Dim(name, min=dim.min, max=dim.max) for name, dim in entry.dims.items()}
     args, kwargs, dynamic_shapes = _inputs(entry, module, dims)
+    register_output_types((args, kwargs))
     args, kwargs = _to_device((args, kwargs), device)
 
     report_stage("export")
     with torch.no_grad():
         _seed(entry.seed)
-        state = copy.deepcopy(module.state_dict())
         try:
-            output = module(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+            output = _try(module, args, kwargs)
         except Exception as error:
             raise ModelError(
                 entry.name,
@@ -132,11 +133,96 @@ def export_model(entry: ModelSettings, *, root: Path, device: str) -> Source:
                 hint="call the model on these inputs in plain PyTorch first; `inputs` and the model must agree",
                 details=_user_traceback(error),
             ) from error
-        # The trial run must leave no trace in a model with state (a buffer that forward changes).
-        module.load_state_dict(state)
         register_output_types(output)
         program = _export(entry, module, args, kwargs, dynamic_shapes)
     return Source(module, args, kwargs, dynamic_shapes, output, program)
+
+
+def _try(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return what eager answers, without leaving a trace in a model with state (a buffer that forward changes)."""
+    state = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    output = module(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+    for name, buffer in module.named_buffers():
+        if name in state:
+            buffer.copy_(state[name])
+    return output
+
+
+def load_program(entry: ModelSettings, *, root: Path, device: str) -> Source:
+    """Load the program that `torch.export.save` wrote to `root / entry.exported`, with the example inputs in it.
+
+    What is known of the original forward is the names of the arguments that the example passes, and which of them go by
+    keyword: no defaults, and no names of dims. Raises `ModelError`.
+    """
+    import torch
+    from torch.export._tree_utils import reorder_kwargs
+
+    report_stage("load")
+    program = _read_program(entry, root / str(entry.exported), device)
+    # As `export_model` has it: the order in which the program's inputs come.
+    args, kwargs = program.example_inputs
+    kwargs = reorder_kwargs(kwargs, program.call_spec.in_spec)
+    module = program.module(check_guards=False)
+    _sign_forward(module, args, kwargs)
+    with torch.no_grad():
+        _seed(entry.seed)
+        try:
+            output = _try(module, args, kwargs)
+        except Exception as error:
+            raise ModelError(
+                entry.name,
+                "load",
+                f'`exported = "{entry.exported}"` raises {_name(error)} on its own example inputs: '
+                f"{_first_line(error)}",
+                hint="call `torch.export.load(path).module()` on them where it was saved",
+            ) from error
+    return Source(module, tuple(args), kwargs, None, output, program)
+
+
+def _read_program(entry: ModelSettings, path: Path, device: str) -> torch.export.ExportedProgram:
+    import torch
+
+    # What `torch.export.load` calls, without its way back to formats of older torch, which read the file anew.
+    from torch.export.pt2_archive._package import load_pt2
+
+    from hatch_aoti.saved_program import SavedProgramError, copy_checked
+
+    plain_load = torch.load
+
+    def load_tensors(*args: Any, **kwargs: Any) -> Any:
+        return plain_load(*args, **{**kwargs, "weights_only": True})
+
+    with tempfile.TemporaryDirectory() as directory:
+        copied = Path(directory, "program.pt2")
+        try:
+            copy_checked(path, copied, device=device)
+            torch.load = load_tensors  # torch asks for weights_only=False, at the latest when True has failed
+            return load_pt2(str(copied)).exported_programs["model"]
+        except SavedProgramError as error:
+            raise ModelError(
+                entry.name, "load", f'`exported = "{entry.exported}"` {error.reason}', hint=error.hint
+            ) from error
+        except Exception as error:
+            raise ModelError(
+                entry.name,
+                "load",
+                f'`exported = "{entry.exported}"` cannot be loaded by torch {torch.__version__}: {_name(error)}: '
+                f"{_first_line(error)}",
+                hint="save it again, with the torch of this build, and check that `torch.export.load` reads it there",
+                details=_first_lines(str(error), 12),
+            ) from error
+        finally:
+            torch.load = plain_load
+
+
+def _sign_forward(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Give forward the signature that the program can be called with: torch generates one without keywords."""
+    function = type(module).forward  # a class of this module's own
+    names = [name for name in inspect.signature(function).parameters if name not in kwargs]
+    kind = inspect.Parameter
+    parameters = [kind(name, kind.POSITIONAL_OR_KEYWORD) for name in names[: len(args) + 1]]
+    parameters += [kind(name, kind.KEYWORD_ONLY) for name in kwargs]
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
 
 def _import_object(model: str, stage: str, key: str, reference: str) -> Any:
@@ -482,7 +568,10 @@ def _export(
         return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except (Exception, SystemExit) as error:
         text = str(error)
-        constants = dict(_CONSTANT.findall(text))
+        suggested = dict(_SUGGESTED.findall(text.partition("Suggested fixes")[2]))
+        constants = {name: value for name, value in suggested.items() if value.isdigit()} | dict(
+            _CONSTANT.findall(text)
+        )
         if constants:
             raise ModelError(
                 entry.name,
@@ -499,13 +588,13 @@ def _export(
                 ),
                 details=_first_lines(text, 12),
             ) from error
-        if "Suggested fixes" in text:
-            fixes = [f"`{n}`: {v}" for n, v in _SUGGESTED.findall(text.partition("Suggested fixes")[2])]
+        if suggested:
+            advice = [_advice(name, value) for name, value in suggested.items() if name in entry.dims]
             raise ModelError(
                 entry.name,
                 "export",
                 "the model does not work for all of the declared ranges",
-                hint=f"change `dims` or the model so that {'; '.join(fixes)}" if fixes else "",
+                hint="; ".join(advice) or "change `dims` or the model, as torch suggests",
                 details=_first_lines(text, 12),
             ) from error
         raise ModelError(
@@ -516,6 +605,20 @@ def _export(
             "the place, and https://docs.pytorch.org/docs/stable/export.html for ways to rewrite it",
             details=_user_traceback(error),
         ) from error
+
+
+def _advice(name: str, suggestion: str) -> str:
+    """Turn torch's suggestion for a dim (`Dim('n', min=8)`, `m`, `2*_n`) into words about the settings."""
+    bounds = re.fullmatch(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)", suggestion)
+    if bounds is not None:
+        pairs = [f"{key} = {value}" for key, value in zip(("min", "max"), bounds.groups(), strict=True) if value]
+        return f"write `dims.{name} = {{ {', '.join(pairs)} }}`, or make forward() work for the other sizes"
+    if suggestion.isidentifier():
+        return f'`{name}` and `{suggestion}` must always be equal: write "{suggestion}" for both in the shapes'
+    return (
+        f"forward() works for `{name}` = {suggestion} only, where the name with the underscore is any whole number; "
+        "make it work for every size of the range (by padding, say)"
+    )
 
 
 def _seed(seed: int) -> None:
@@ -553,8 +656,10 @@ def _user_traceback(error: BaseException) -> str:
     torch_module = sys.modules.get("torch")
     torch_home = str(Path(torch_module.__file__ or "").parent) if torch_module is not None else here
 
+    importing = str(Path(importlib.__file__ or "").parent)
+
     def is_users(frame: traceback.FrameSummary) -> bool:
-        return not frame.filename.startswith((here, torch_home, "<frozen"))
+        return not frame.filename.startswith((here, torch_home, importing, "<frozen"))
 
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame)]
     if not frames:

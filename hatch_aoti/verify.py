@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.accessor.calls import DEFAULT, caller
 from hatch_aoti.accessor.contract import Constant
+from hatch_aoti.accessor.runtime import map_constants
 from hatch_aoti.errors import ModelError
 from hatch_aoti.workers import report_stage
 
@@ -57,8 +58,10 @@ class Verification:
     max_error: float | None
 
 
-def verify_artifact(package: Path, source: Source, signature: Signature, entry: ModelSettings) -> Verification:
-    """Compare the compiled `package` with the eager module it was made from.
+def verify_artifact(
+    package: Path, constants: Path | None, source: Source, signature: Signature, entry: ModelSettings
+) -> Verification:
+    """Compare the compiled `package`, with its external `constants` if it has any, with the module it was made from.
 
     Raises `ModelError` at stage `verify`, saying which output differs, how far, and on which input.
     """
@@ -67,7 +70,7 @@ def verify_artifact(package: Path, source: Source, signature: Signature, entry: 
     if not entry.verify:
         return Verification({"enabled": False}, None)
     report_stage("verify")
-    check = _Check(package, source, signature, entry)
+    check = _Check(package, constants, source, signature, entry)
     try:
         with torch.no_grad():
             for sizes in _points(signature, check.example, entry.seed):
@@ -121,7 +124,9 @@ def _uninitialised(program: torch.export.ExportedProgram) -> list[str]:
 class _Check:
     """One compiled model next to its eager module: both see the same calls, so their states go along."""
 
-    def __init__(self, package: Path, source: Source, signature: Signature, entry: ModelSettings) -> None:
+    def __init__(
+        self, package: Path, constants: Path | None, source: Source, signature: Signature, entry: ModelSettings
+    ) -> None:
         import torch
         from torch.utils import _pytree
 
@@ -129,6 +134,8 @@ class _Check:
         # The eager module's state must not be used up: another target is checked against it, too.
         self.eager = copy.deepcopy(source.module) if signature.state else source.module
         loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)  # noqa: SLF001
+        if constants is not None:
+            loader.load_constants(map_constants(constants, entry.name), False, True, not signature.state, False)
         self.compiled = caller(entry.name, signature, loader.boxed_run)
         self.loader = loader  # owns the memory of some results
         self.leaves, self.spec = _pytree.tree_flatten((source.args, source.kwargs))

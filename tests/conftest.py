@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXAMPLE = REPOSITORY / "example_project"
@@ -52,6 +54,13 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(text).lstrip("\n"), encoding="utf-8")
     return root
+
+
+def copy_project(source: Path, target: Path) -> Path:
+    """Copy a project without what builds and test runs leave in it; return the copy."""
+    leavings = shutil.ignore_patterns("__pycache__", "dist", "_models.*", "*.pt2", "cmake", "include")
+    shutil.copytree(source, target, ignore=leavings)
+    return target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +136,30 @@ def build(environ: dict[str, str]) -> Builder:
     return Builder(environ)
 
 
+@pytest.fixture(scope="session")
+def example_wheel(shared: Path, environ: dict[str, str]) -> Path:
+    """Return the example project's wheel, built once in a test run, from a copy of the tree."""
+    with FileLock(shared / "example.lock"):
+        root = shared / "example"
+        if not (root / "built").exists():
+            shutil.rmtree(root, ignore_errors=True)
+            copy_project(EXAMPLE, root)
+            Builder(environ).wheel(root)
+            (root / "built").touch()
+    [wheel] = (root / "dist").glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def installed_example(shared: Path, example_wheel: Path) -> Path:
+    """Return a directory with the example's wheel installed, to put on an import path. Leave it as it is."""
+    directory = shared / "example-installed"
+    with FileLock(shared / "example-installed.lock"):
+        if not directory.exists():
+            unpack(example_wheel, shared / "example-partial").rename(directory)
+    return directory
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """Return a project with one small model, in a directory of its own."""
@@ -139,6 +172,27 @@ def unpack(wheel: Path, directory: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(directory)
     return directory
+
+
+def read_only(directory: Path) -> list[str]:
+    """Return the beginning of a command that sees `directory` read-only; empty where the system has no way to.
+
+    File modes do not stop root, whom many containers run tests as; a read-only mount does.
+    """
+    script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    for options in (["-m"], ["-rm"]):
+        command = ["unshare", *options, "sh", "-c", script, os.fspath(directory)]
+        if shutil.which("unshare") and run(*command, "true").returncode == 0:
+            return command
+    return []
+
+
+def snapshot(directory: Path) -> dict[str, bytes | None]:
+    """Return the content of every file below `directory`, and None for every folder."""
+    return {
+        os.fspath(path.relative_to(directory)): path.read_bytes() if path.is_file() else None
+        for path in sorted(directory.rglob("*"))
+    }
 
 
 def names_in(wheel: Path) -> list[str]:

@@ -1,0 +1,37 @@
+"""The command `hatch-aoti`: a thin face on the modules of the package."""
+
+from __future__ import annotations
+
+import sys
+from typing import NoReturn
+
+import click
+
+from hatch_aoti import __version__
+from hatch_aoti.cli.build import build
+from hatch_aoti.cli.cache import cache
+from hatch_aoti.cli.inspect import inspect
+from hatch_aoti.errors import AotiError
+
+__all__ = ["main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="hatch-aoti", message="%(prog)s %(version)s")
+def commands() -> None:
+    """Compile PyTorch models ahead of time, as the build hook does, and look into what came of it."""
+
+
+for _command in (build, cache, inspect):
+    commands.add_command(_command)
+
+
+def main() -> NoReturn:
+    """Run the command that the process was given, and exit: 0, 1 for an expected failure, 2 for wrong arguments."""
+    try:
+        commands(prog_name="hatch-aoti")
+    except AotiError as error:
+        from hatch_aoti.progress import Reporter
+
+        Reporter().error(str(error))
+    sys.exit(1)

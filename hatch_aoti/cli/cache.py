@@ -1,0 +1,52 @@
+"""`hatch-aoti cache`: where finished artifacts are kept, how much room they take, and getting it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+__all__ = ["cache"]
+
+
+def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
+    from hatch_aoti.toml_values import WrongValueError, size
+
+    if value is None:
+        return None
+    try:
+        return size(int(value) if value.isdigit() else value)
+    except WrongValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+@click.command()
+@click.option(
+    "--cache-dir",
+    envvar="HATCH_AOTI_CACHE_DIR",
+    metavar="DIR",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="The cache; by default what HATCH_AOTI_CACHE_DIR says, or the platform's cache directory.",
+)
+@click.option("--clear", is_flag=True, help="Remove everything. Not while a build runs.")
+@click.option(
+    "--trim",
+    is_flag=False,
+    flag_value="10 GB",
+    metavar="[SIZE]",
+    callback=_size,
+    help="Remove what has not been used for the longest time until SIZE (default: 10 GB) is left.",
+)
+def cache(cache_dir: Path | None, *, clear: bool, trim: int | None) -> None:
+    """Show where the cache of finished artifacts is and how large; empty or shrink it."""
+    from hatch_aoti.cache import default_cache_dir, open_cache
+    from hatch_aoti.progress import human_size
+
+    if clear and trim is not None:
+        raise click.UsageError("--clear removes everything, so --trim has nothing to do: give one of them.")
+    opened = open_cache(cache_dir)
+    if clear:
+        click.echo(f"removed {human_size(opened.clear())}")
+    if trim is not None:
+        click.echo(f"removed {human_size(opened.trim(trim))}")
+    click.echo(f"{cache_dir or default_cache_dir()}: {human_size(opened.size())}")

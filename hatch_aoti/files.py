@@ -1,0 +1,39 @@
+"""Files that appear whole or not at all, whoever reads the directory meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hatch_aoti.bundle import Bundle
+
+__all__ = ["replace_file", "write_bundle"]
+
+
+def write_bundle(bundle: Bundle, directory: Path) -> None:
+    """Write a bundle's files into a directory, creating it and those inside. Raises `OSError`."""
+    contents: dict[str, str | Path] = {**bundle.texts, **bundle.artifacts}
+    for name, content in sorted(contents.items()):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        replace_file(directory / name, content)
+
+
+def replace_file(path: Path, content: str | Path) -> None:
+    """Put a text, or the content of another file, in place by a rename, readable by everyone. Raises `OSError`."""
+    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            if isinstance(content, str):
+                file.write(content.encode())
+            else:
+                with content.open("rb") as source:
+                    shutil.copyfileobj(source, file)
+        Path(partial).chmod(0o644)
+        Path(partial).replace(path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise

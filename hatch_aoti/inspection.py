@@ -1,0 +1,232 @@
+"""What is inside a wheel, a folder or a `.pt2`, read without executing or importing anything of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hatch_aoti.errors import AotiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hatch_aoti.elf import ObjectNeeds
+
+__all__ = ["ArtifactReport", "FileReport", "ModelReport", "ObjectReport", "Report", "inspect_path"]
+
+_MANIFEST = "_models.json"
+_SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectReport:
+    """What the shared object of a model asks of the system.
+
+    `versions` has the highest version of each kind of symbol (`GLIBC` → `2.34`), and `libraries` what it links to.
+    """
+
+    model: str
+    machine: str
+    libraries: tuple[str, ...]
+    versions: Mapping[str, str]
+    executable_stack: bool
+    stripped: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class FileReport:
+    """A file with models or constants.
+
+    `state` is `as recorded`, `differs` (from the SHA-256 in the manifest), `missing`, or `not recorded` where there is
+    no manifest. `bytes` is 0 where it is missing.
+    """
+
+    name: str
+    bytes: int
+    state: str
+    objects: tuple[ObjectReport, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class ArtifactReport:
+    """A model compiled for one CPU baseline: the name of its file, and what it was compiled for and with."""
+
+    file: str
+    target: str
+    description: str
+    torch: str
+    compiler: str
+    verified: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelReport:
+    """A model as the manifest describes it; `signature` is for people (`(x: float32[n, 4]) -> float32[n, 4]`)."""
+
+    name: str
+    signature: str
+    device: str
+    source: str
+    artifacts: tuple[ArtifactReport, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Everything that was found. A bare `.pt2` has no manifest: then only `source` and `files` say something."""
+
+    source: str
+    package: str | None
+    platform_tag: str | None
+    generator: str | None
+    models: tuple[ModelReport, ...]
+    files: tuple[FileReport, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON-ready data."""
+        return dataclasses.asdict(self)
+
+
+def inspect_path(path: Path) -> Report:
+    """Read a wheel, a folder with a `_models.json`, that file itself, or a `.pt2`.
+
+    Raises `AotiError` for anything else, and for what is damaged.
+    """
+    if path.is_dir():
+        return _folder(path)
+    if path.name == _MANIFEST:
+        return _folder(path.parent)
+    if path.suffix == ".whl":
+        return _wheel(path)
+    if path.suffix == ".pt2":
+        return Report(str(path), None, None, None, (), (_file(path, path.name, None),))
+    raise AotiError(f"{path} is neither a wheel (.whl) nor a .pt2, a {_MANIFEST}, or a folder with one.")
+
+
+def _folder(folder: Path) -> Report:
+    manifest = folder / _MANIFEST
+    try:
+        data = manifest.read_bytes()
+    except OSError as error:
+        raise AotiError(
+            f"cannot read {manifest}: {error.strerror}. Name the folder of a package that hatch-aoti put models into."
+        ) from error
+    return _report(str(folder), data, lambda name, digest: _file(folder / name, name, digest))
+
+
+def _wheel(path: Path) -> Report:
+    try:
+        with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory(prefix="hatch-aoti-") as scratch:
+            manifests = [name for name in archive.namelist() if name.rpartition("/")[2] == _MANIFEST]
+            if len(manifests) != 1:
+                count = len(manifests) or "no"
+                raise AotiError(f"{path} has {count} {_MANIFEST}, so it is no wheel that hatch-aoti put models into.")
+            inside = manifests[0].removesuffix(_MANIFEST)
+            members = set(archive.namelist())
+
+            def read(name: str, digest: str | None) -> FileReport:
+                unpacked = Path(scratch) / name
+                if inside + name in members:
+                    with archive.open(inside + name) as source, unpacked.open("wb") as target:
+                        shutil.copyfileobj(source, target)
+                report = _file(unpacked, name, digest)
+                unpacked.unlink(missing_ok=True)
+                return report
+
+            return _report(str(path), archive.read(manifests[0]), read)
+    except OSError as error:
+        raise AotiError(f"cannot read {path}: {error.strerror or error}.") from error
+    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
+        raise AotiError(f"{path} is not a zip archive, or it is damaged or cut off: {error}.") from error
+
+
+def _report(source: str, manifest: bytes, read: Callable[[str, str | None], FileReport]) -> Report:
+    """Make the report of a manifest; `read` reports on the file with a name, whose SHA-256 is known."""
+    from hatch_aoti.accessor.contract import Signature
+
+    try:
+        data = json.loads(manifest)
+        if data["schema"] != _SCHEMA:
+            raise AotiError(
+                f"{source}: {_MANIFEST} has format {data['schema']}, and this hatch-aoti reads format {_SCHEMA}: "
+                "use the version that wrote it, or a newer one."
+            )
+        models = tuple(
+            ModelReport(
+                name,
+                str(Signature.from_json(model["signature"])),
+                model["device"],
+                model["model"] or model.get("exported"),
+                tuple(_artifact(artifact) for artifact in model["artifacts"]),
+            )
+            for name, model in data["models"].items()
+        )
+        described = [artifact for model in data["models"].values() for artifact in model["artifacts"]]
+        described += [data["constants_file"]] if "constants_file" in data else []
+        digests = {_file_name(item["file"]): str(item["sha256"]) for item in described}
+        generator = f"{data['generator']['name']} {data['generator']['version']}"
+        package, tag = data["package"], data["platform_tag"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise AotiError(
+            f"{source}: {_MANIFEST} is not a manifest of hatch-aoti, or it is damaged: {reason}."
+        ) from error
+    return Report(source, package, tag, generator, models, tuple(read(*item) for item in digests.items()))
+
+
+def _file_name(name: str) -> str:
+    """Return a file name of the manifest, which must not lead anywhere else."""
+    if Path(name).name != name:
+        raise ValueError(f"{name!r} is no file name")
+    return name
+
+
+def _artifact(artifact: Mapping[str, Any]) -> ArtifactReport:
+    return ArtifactReport(
+        artifact["file"],
+        artifact["target"]["name"],
+        artifact["target"]["description"],
+        artifact["toolchain"]["torch"],
+        artifact["toolchain"]["compiler"],
+        artifact["verified"]["enabled"],
+    )
+
+
+def _file(path: Path, name: str, digest: str | None) -> FileReport:
+    from hatch_aoti.archive import extract_objects
+    from hatch_aoti.cache import file_digest
+    from hatch_aoti.elf import read_object
+
+    try:
+        size = path.stat().st_size
+        actual = file_digest(path)
+    except FileNotFoundError:
+        if digest is None:
+            raise AotiError(f"{path} does not exist.") from None
+        return FileReport(name, 0, "missing")
+    except OSError as error:
+        raise AotiError(f"cannot read {path}: {error.strerror}.") from error
+    if digest is not None and actual != digest:
+        return FileReport(name, size, "differs")  # whatever it is: not what was built
+    objects = extract_objects(path) if path.suffix == ".pt2" else {}
+    return FileReport(
+        name,
+        size,
+        "not recorded" if digest is None else "as recorded",
+        tuple(_object(model, read_object(data, name=f"{name} ({model})")) for model, data in objects.items()),
+    )
+
+
+def _object(model: str, needs: ObjectNeeds) -> ObjectReport:
+    highest: dict[str, tuple[int, ...]] = {}
+    for version in needs.versions:
+        kind, _, number = version.version.partition("_")
+        if re.fullmatch(r"\d+(\.\d+)*", number):
+            highest[kind] = max(highest.get(kind, ()), tuple(map(int, number.split("."))))
+    versions = {kind: ".".join(map(str, number)) for kind, number in sorted(highest.items())}
+    return ObjectReport(model, needs.machine, needs.needed, versions, needs.executable_stack, needs.stripped)

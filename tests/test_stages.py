@@ -1,0 +1,366 @@
+"""Each stage between an entry and its exported program: what goes wrong there, and the error that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import write_files
+
+from hatch_aoti.errors import ModelError
+from hatch_aoti.settings import Dim, ModelSettings, TensorInput
+from hatch_aoti.source import export_model, pick_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.filterwarnings("default")  # torch's own, at export
+
+MODULE = """
+import torch
+from torch import nn
+
+NUMBER = 3
+
+class Linear(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+class Needy(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+
+class Two(nn.Module):
+    def forward(self, left, right, *, scale=None):
+        return left + right
+
+class Branches(nn.Module):
+    def forward(self, x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+class Fixes(nn.Module):
+    def forward(self, x):
+        return x.reshape(8, 4) * 2
+
+class Pairs(nn.Module):
+    def forward(self, x):
+        return x.reshape(x.shape[0] // 2, 2, 4) * 2
+
+class Broken(nn.Module):
+    def forward(self, x):
+        return self.helper(x)
+
+    def helper(self, x):
+        return x @ torch.ones(7, 7)
+
+class Clips(nn.Module):
+    def forward(self, x):
+        return x[:7] if x.shape[0] > 7 else x
+
+class Adds(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+class Loops(nn.Module):
+    def forward(self, x):
+        return sum(x[i] for i in range(x.shape[0]))
+
+def number():
+    return NUMBER
+
+def scripted():
+    return torch.jit.script(Linear())
+
+def explodes():
+    raise RuntimeError("no such\\ncheckpoint")
+
+def quits():
+    raise SystemExit("bye")
+
+def inputs_explode():
+    return open("not/there")
+
+def a_list():
+    return [torch.ones(2, 4)]
+
+def a_tensor():
+    return torch.ones(2, 4)
+
+def too_many():
+    return (torch.ones(2, 4), torch.ones(2, 4))
+
+def one():
+    return (torch.ones(2, 4),)
+
+def other_name():
+    return {"image": torch.ones(2, 4)}
+"""
+
+X = {"x": TensorInput(("n", 4))}
+DIMS = {"n": Dim(1, 16)}
+LINEAR = ModelSettings("net", "stages_models:Linear", {"input": TensorInput(("n", 4))}, dims=DIMS)
+
+
+def of(model: str, inputs: object = X, **fields: object) -> ModelSettings:
+    return dataclasses.replace(LINEAR, model=f"stages_models:{model}", inputs=inputs, **fields)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return a project with models that fail; its modules can be imported."""
+    directory = write_files(
+        tmp_path_factory.mktemp("stages"),
+        {
+            "stages_models.py": MODULE,
+            "stages_raises.py": "def helper():\n    return 1 / 0\n\nhelper()\n",
+            "stages_needs.py": "import a_distribution_that_nobody_has\n",
+            "stages_quits.py": "raise SystemExit(3)\n",
+            "stages_syntax.py": "def broken(:\n",
+        },
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(directory)
+        patch.setattr("sys.dont_write_bytecode", True)
+        yield directory
+
+
+def error_of(entry: ModelSettings, root: Path) -> ModelError:
+    with pytest.raises(ModelError) as caught:
+        export_model(entry, root=root, device="cpu")
+    return caught.value
+
+
+CASES = {
+    "a module that does not exist": (
+        dataclasses.replace(LINEAR, model="stages_modls:Linear"),
+        "import",
+        "names the module `stages_modls`, but there is no module `stages_modls`",
+    ),
+    "a module inside one that is no package": (
+        dataclasses.replace(LINEAR, model="stages_models.nets:Linear"),
+        "import",
+        "there is no module `stages_models.nets`",
+    ),
+    "a module that needs another distribution": (
+        dataclasses.replace(LINEAR, model="stages_needs:Linear"),
+        "import",
+        "needs the module `a_distribution_that_nobody_has`, which is not installed in the build environment",
+    ),
+    "a module that raises": (
+        dataclasses.replace(LINEAR, model="stages_raises:Linear"),
+        "import",
+        "importing `stages_raises` raises ZeroDivisionError: division by zero",
+    ),
+    "a module that exits": (
+        dataclasses.replace(LINEAR, model="stages_quits:Linear"),
+        "import",
+        "importing `stages_quits` raises SystemExit: 3",
+    ),
+    "a module with a syntax error": (
+        dataclasses.replace(LINEAR, model="stages_syntax:Linear"),
+        "import",
+        "importing `stages_syntax` raises SyntaxError",
+    ),
+    "an attribute that does not exist": (
+        of("Linaer"),
+        "import",
+        '`stages_models` has no attribute `Linaer`. Did you mean "Linear"?',
+    ),
+    "something that is no module": (of("NUMBER"), "build", "is a int, not an nn.Module class"),
+    "a factory that returns something else": (of("number"), "build", "returned a int, not an nn.Module"),
+    "a factory that raises": (of("explodes"), "build", "raises RuntimeError: no such"),
+    "a factory that exits": (of("quits"), "build", "raises SystemExit: bye"),
+    "a class that needs arguments": (of("Needy"), "build", "missing 1 required positional argument: 'width'"),
+    "a TorchScript module": (of("scripted"), "build", "is a TorchScript module, which torch.export cannot trace"),
+    "an input that forward does not have": (
+        of("Two", {"left": TensorInput((2,)), "rihgt": TensorInput((2,))}, dims={}),
+        "inputs",
+        'has no parameter `rihgt`. Did you mean "right"?',
+    ),
+    "an input that is left out": (
+        of("Two", {"left": TensorInput((2,))}, dims={}),
+        "inputs",
+        "`inputs` leaves out `right`, which forward() of `stages_models:Two` requires",
+    ),
+    "an inputs callable that raises": (
+        of("Linear", "stages_models:inputs_explode", dims={}),
+        "inputs",
+        "calling `stages_models:inputs_explode` raises FileNotFoundError",
+    ),
+    "an inputs callable that does not exist": (
+        of("Linear", "stages_models:too_manny", dims={}),
+        "inputs",
+        'has no attribute `too_manny`. Did you mean "too_many"?',
+    ),
+    "an inputs callable that returns a list": (
+        of("Linear", "stages_models:a_list", dims={}),
+        "inputs",
+        "`stages_models:a_list` returned a list",
+    ),
+    "an inputs callable that returns a bare tensor": (
+        of("Linear", "stages_models:a_tensor", dims={}),
+        "inputs",
+        "`stages_models:a_tensor` returned a Tensor",
+    ),
+    "example inputs that do not fit forward": (
+        of("Linear", "stages_models:too_many", dims={}),
+        "inputs",
+        "the example inputs do not fit forward",
+    ),
+    "example inputs by another name": (
+        of("Linear", "stages_models:other_name", dims={}),
+        "inputs",
+        "the example inputs do not fit forward",
+    ),
+    "dynamic shapes that do not exist": (
+        of("Linear", "stages_models:one", dims={}, dynamic_shapes="stages_models:SHAPES"),
+        "inputs",
+        '`dynamic-shapes = "stages_models:SHAPES"`: `stages_models` has no attribute `SHAPES`',
+    ),
+    "a forward that raises": (of("Broken"), "export", "forward() raises RuntimeError on the example inputs"),
+    "control flow that depends on data": (of("Branches"), "export", "torch.export raises"),
+    # pytorch/pytorch#150364: a dim that the model specialises is an error, not a silently fixed size.
+    "a dim that the model fixes": (
+        of("Fixes", {"x": TensorInput(("n", 4))}),
+        "export",
+        "dim `n` is declared as a range, but the model only works for size 8, the size of the example",
+    ),
+    "a range with sizes that the model refuses": (
+        of("Pairs"),
+        "export",
+        "the model does not work for all of the declared ranges",
+    ),
+}
+
+
+@pytest.mark.parametrize(("entry", "stage", "reason"), CASES.values(), ids=CASES.keys())
+def test_a_failing_stage_says_what_is_wrong_and_what_to_do(entry: ModelSettings, stage: str, reason: str, root: Path):
+    error = error_of(entry, root)
+    assert (error.model, error.stage) == ("net", stage)
+    assert reason in error.reason
+    assert error.hint
+    assert f"model `net` failed at stage `{stage}`: " in str(error)
+
+
+@pytest.mark.parametrize(
+    ("entry", "hint"),
+    [
+        (of("Fixes"), 'write 8 in place of "n" in the shapes and drop `n` from `dims`'),
+        (of("Loops"), 'write 8 in place of "n" in the shapes and drop `n` from `dims`'),
+        (of("Clips"), "write `dims.n = { min = 8, max = 16 }`"),
+        (of("Pairs"), "forward() works for `n` = 2*_n only"),
+        (
+            of(
+                "Adds",
+                "stages_models:too_many",
+                dims={**DIMS, "m": Dim(1, 16)},
+                dynamic_shapes={"x": {"0": "n"}, "y": {"0": "m"}},
+            ),
+            '`m` and `n` must always be equal: write "n" for both in the shapes',
+        ),
+    ],
+)
+def test_a_dim_that_does_not_hold_is_answered_with_what_to_write_instead(entry: ModelSettings, hint: str, root: Path):
+    """Guards against pytorch/pytorch#150364 and the like: torch's own advice speaks of code, not of the settings."""
+    assert hint in error_of(entry, root).hint
+
+
+@pytest.mark.parametrize(
+    ("entry", "lines"),
+    [
+        (dataclasses.replace(LINEAR, model="stages_raises:x"), ["line 4, in <module>", "line 2, in helper"]),
+        (of("explodes"), ["in explodes", "RuntimeError: no such"]),
+        (of("Broken"), ["in forward", "in helper", "return x @ torch.ones(7, 7)"]),
+    ],
+)
+def test_user_code_that_raises_is_shown_with_its_own_frames_only(entry: ModelSettings, lines: list[str], root: Path):
+    details = error_of(entry, root).details
+    assert all(line in details for line in lines)
+    files = re.findall(r'File "(.+?)"', details)
+    assert files
+    assert {str(Path(file).parent) for file in files} == {str(root)}
+
+
+# --- Weights --------------------------------------------------------------------------------------------------------
+
+
+def save(path: Path, state: object) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    if path.suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path)
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_weights_are_loaded(name: str, root: Path):
+    import torch
+
+    state = {"weight": torch.full((2, 4), 2.0), "bias": torch.tensor([1.0, -1.0])}
+    save(root / name, state)
+    source = export_model(dataclasses.replace(LINEAR, weights=name), root=root, device="cpu")
+    torch.testing.assert_close(dict(source.module.state_dict()), state)
+
+
+def weights_error(root: Path, state: object, name: str = "w.safetensors") -> ModelError:
+    save(root / name, state)
+    error = error_of(dataclasses.replace(LINEAR, weights=name), root)
+    assert error.stage == "weights"
+    assert name in error.reason
+    assert error.hint
+    return error
+
+
+def test_weights_that_do_not_fit_are_named_all_at_once(root: Path):
+    import torch
+
+    state = {"weight": torch.ones(2, 5), "bais": torch.ones(2)}
+    reason = weights_error(root, state).reason
+    assert "missing tensors: bias" in reason
+    assert "unexpected tensors: bais" in reason
+    assert "other shapes: weight is (2, 5) in the file and (2, 4) in the model" in reason
+
+
+def test_weights_of_another_dtype_are_refused(root: Path):
+    import torch
+
+    state = {"weight": torch.ones(2, 4, dtype=torch.float16), "bias": torch.ones(2)}
+    assert "weight is float16 in the file and float32 in the model" in weights_error(root, state).reason
+
+
+def test_a_pickled_object_is_not_loaded(root: Path):
+    assert "cannot be read" in weights_error(root, {"when": textwrap.TextWrapper()}, "w.pt").reason
+
+
+def test_a_checkpoint_with_more_than_a_state_dict_is_refused(root: Path):
+    import torch
+
+    assert "does not hold a state dict" in weights_error(root, {"step": 3, "model": torch.ones(1)}, "w.pt").reason
+
+
+@pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
+def test_a_damaged_weights_file_is_refused(name: str, root: Path):
+    (root / name).write_bytes(b"\x00garbage" * 9)
+    error = error_of(dataclasses.replace(LINEAR, weights=name), root)
+    assert error.stage == "weights"
+    assert "cannot be read" in error.reason
+
+
+# --- Example sizes --------------------------------------------------------------------------------------------------
+
+
+def test_example_sizes_are_not_0_or_1_and_different_for_each_dim_and_from_fixed_sizes():
+    sizes = pick_sizes({"batch": (1, 1024), "length": (0, None), "width": (1, 9)}, [8, 10])
+    assert len({*sizes.values(), 8, 10}) == 5
+    assert min(sizes.values()) >= 2
+    assert sizes["width"] <= 9
+
+
+def test_an_example_size_stays_in_its_range_even_if_that_leaves_no_choice():
+    assert pick_sizes({"n": (3, 3), "m": (1, 1)}, [3]) == {"n": 3, "m": 1}
