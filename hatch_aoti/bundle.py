@@ -151,7 +151,7 @@ def _describe(result: ModelResult, entry: ModelSettings) -> dict[str, Any]:
         path = Path(artifact.path)
         artifacts.append({**artifact.record, "file": path.name, "sha256": file_digest(path), "bytes": artifact.size})
     return {
-        "model": entry.model,
+        "model": entry.model or None,
         "exported": entry.exported,
         "weights": entry.weights,
         "external_constants": _constants(result) is not None,

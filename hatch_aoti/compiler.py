@@ -52,6 +52,22 @@ __all__ = [
 _STEM = "model"
 _HEADER = "header.h"
 
+# A third of the time that the wrapper of a model takes to compile is spent on std::regex, for one line of torch's that
+# parses "cpu". Its templates are compiled once for all models: the precompiled header says that they exist elsewhere,
+# and an object that has them is linked to each model.
+_REGEX = """
+#ifdef __GLIBCXX__
+#include <regex>
+namespace std::__detail {
+template class _Compiler<std::regex_traits<char>>;
+template class _Scanner<char>;
+template class _NFA<std::regex_traits<char>>;
+}
+#endif
+"""
+_SHARED_OBJECT = "shared.o"
+_OBJECTS = "objects"  # next to the compiler script: what it links to every model
+
 # How many threads torch assumes when it decides which loops to make parallel. The number itself does not get into
 # the code (`cpp.dynamic_threads`), but the decisions would otherwise follow the builder's cores.
 _ASSUMED_THREADS = 8
@@ -245,6 +261,7 @@ def _precompiled_header(headers: Path, header: str, hashable_cmd_line: str, **co
 
     del hashable_cmd_line  # names paths of this machine
     compile_command.pop("extra_flags", None)
+    is_wrapper = bool(compile_command.get("min_optimize"))
     options = cpp_builder.CppTorchDeviceOptions(**compile_command, precompiling=True)
     places = {str(Path(torch.__file__).parent): "<torch>", sysconfig.get_path("include"): "<python>"}
     script = Path(options.get_compiler())
@@ -254,18 +271,44 @@ def _precompiled_header(headers: Path, header: str, hashable_cmd_line: str, **co
         command = builder.get_command_line()
         for place, token in {**places, directory: "<work>", str(script): "<compiler>"}.items():
             command = command.replace(place, token)
-        identity = [header, command, str(torch.__version__), str(torch.version.git_version), _script_identity(script)]
+        identity = [
+            header,
+            _REGEX,
+            command,
+            str(torch.__version__),
+            str(torch.version.git_version),
+            _script_identity(script),
+        ]
         final = headers / hashlib.sha256("\0".join(identity).encode()).hexdigest()
         headers.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{final}.lock"):  # other workers and builds want the same headers: they wait, and find them
             if not (final / Path(builder.get_target_file_path()).name).is_file():
-                source.write_text(f"#include <{header}>\n", encoding="utf-8")
+                declarations = _REGEX.replace("template", "extern template") if is_wrapper else ""
+                source.write_text(f"#include <{header}>\n{declarations}", encoding="utf-8")
                 builder.build()
+                if is_wrapper:
+                    _build_shared_object(source, compile_command)
                 with _appearing(final) as new:
                     for path in Path(directory).iterdir():
                         shutil.copyfile(path, new / path.name)
         os.utime(final)  # used now: the cache removes what is not
+    if is_wrapper:
+        (script.parent / _OBJECTS).write_text(os.fspath(final / _SHARED_OBJECT), encoding="utf-8")
     return str(final / _HEADER)
+
+
+def _build_shared_object(header: Path, compile_command: Mapping[str, Any]) -> None:
+    """Compile what `header` declares and does not define, once for all models, into an object next to it."""
+    from torch._inductor import cpp_builder
+
+    source = header.with_name("shared.cpp")
+    source.write_text(f'#include "{header.name}"\n{_REGEX}', encoding="utf-8")
+    options = cpp_builder.CppTorchDeviceOptions(**compile_command, compile_only=True)
+    builder = cpp_builder.CppBuilder(
+        name=source.stem, sources=str(source), output_dir=str(source.parent), BuildOption=options
+    )
+    builder.build()
+    Path(builder.get_target_file_path()).rename(source.with_name(_SHARED_OBJECT))
 
 
 @contextlib.contextmanager
@@ -306,12 +349,15 @@ def _compiler_script(toolchain: Toolchain, directory: Path) -> Path:
         "#!/bin/sh\n"
         "# Stands in for the C++ compiler, see hatch_aoti/compiler.py.\n"
         'for argument in "$@"; do\n'
-        f'  if [ "$argument" = -shared ]; then set -- "$@" {shlex.join(link)}; break; fi\n'
+        '  if [ "$argument" = -shared ]; then\n'
+        f'    set -- "$@" {shlex.join(link)} $(cat {shlex.quote(os.fspath(directory / _OBJECTS))}); break\n'
+        "  fi\n"
         "done\n"
         f'exec {shlex.join(toolchain.command)} "$@" {shlex.join(maps)}\n',
         encoding="utf-8",
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    (directory / _OBJECTS).touch()
     return script
 
 

@@ -88,11 +88,12 @@ def _compare_contents(left: bytes, right: bytes, where: str) -> Iterator[str]:
     if left == right:
         return
     try:
-        lines = [data.decode("utf-8").splitlines() for data in (left, right)]
+        before, after = left.decode("utf-8").splitlines(), right.decode("utf-8").splitlines()
     except UnicodeDecodeError:
         yield f"{where}: {_first_difference(left, right)}"
         return
-    changed = [line for line in difflib.unified_diff(*lines, lineterm="", n=0) if not line.startswith(("---", "+++"))]
+    changes = difflib.unified_diff(before, after, lineterm="", n=0)
+    changed = [line for line in changes if not line.startswith(("---", "+++"))]
     if not changed or any("\0" in line for line in changed):
         yield f"{where}: {_first_difference(left, right)}"
     for line in changed[:12]:
