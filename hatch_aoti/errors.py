@@ -44,8 +44,8 @@ class SettingsError(AotiError):
 class ModelError(AotiError):
     """A model that did not make it, with the stage it failed in.
 
-    `stage` is one of `load`, `import`, `build`, `weights`, `inputs`, `export`, `compile`, `verify`; `reason` is one or more
-    sentences; `hint` says what to do; `details` is text that helps to find the place: the user's own traceback, or
+    `stage` is one of `load`, `import`, `build`, `weights`, `inputs`, `export`, `compile`, `verify`; `reason` is one or
+    more sentences; `hint` says what to do; `details` is text that helps to find the place: the user's own traceback, or
     the telling end of the compiler's output; `log` is the file with everything.
     """
 

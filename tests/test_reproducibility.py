@@ -206,29 +206,32 @@ COMPUTED = {
 
         [tool.hatch.build.targets.wheel.hooks.aoti]
 
-        [tool.aoti.models.affine]
+        [tool.aoti.models.net]
         model = "computed.model:build"
-        inputs = { x = { shape = ["n", "m"] }, bias = { shape = ["m"] } }
+        inputs = { x = { shape = ["n", 512] }, shift = { shape = ["m", 128] } }
         dims = { n = { min = 1, max = 16 }, m = { min = 2, max = 32 } }
+        optimize = true
         """,
     "computed/__init__.py": "",
     "computed/model.py": """
         import torch
 
-        class Affine(torch.nn.Module):
+        class Net(torch.nn.Module):
             def __init__(self, factor):
                 super().__init__()
                 self.register_buffer("factor", factor)
+                self.linear = torch.nn.Linear(512, 128)
 
-            def forward(self, x, bias):
-                return x * self.factor + bias
+            def forward(self, x, shift):
+                # Folded by `optimize`, in one product: its last bits, too.
+                weight = self.linear.weight @ self.linear.weight.T @ self.linear.weight
+                return torch.nn.functional.linear(x, weight) * self.factor, shift * self.factor
 
         def build():
             # The last bits of a long sum depend on how many threads share it.
-            return Affine(torch.randn(1 << 22).sum())
+            return Net(torch.randn(1 << 22).sum())
         """,
 }
-
 
 # Each would give other code: another vector width, another instruction set, checks of every input.
 TORCH_OPTIONS = {
@@ -246,9 +249,9 @@ def test_threads_the_order_of_inputs_and_dims_and_options_in_the_environment_cha
     second = write_files(tmp_path / "second", COMPUTED)
     settings = second / "pyproject.toml"
     text = settings.read_text(encoding="utf-8")
-    swapped = re.sub(r"\{ (x = .*\}), (bias = .*\}) \}", r"{ \2, \1 }", text)
+    swapped = re.sub(r"\{ (x = .*\}), (shift = .*\}) \}", r"{ \2, \1 }", text)
     swapped = re.sub(r"\{ (n = .*\}), (m = .*\}) \}", r"{ \2, \1 }", swapped)
-    assert "{ bias" in swapped
+    assert "{ shift = " in swapped
     assert "{ m = " in swapped
     settings.write_text(swapped, encoding="utf-8")
     cache = tmp_path / "cache"  # cold but for the precompiled headers, which take long

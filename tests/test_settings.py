@@ -163,6 +163,13 @@ def test_one_target_may_be_a_string(root):
     assert parse(project('target = "native"'), root).target == ("native",)
 
 
+@pytest.mark.parametrize(
+    ("text", "size"), [("'10 GB'", 10**10), ("'512MiB'", 512 << 20), ("'1.5 kB'", 1500), ("4096", 4096), ("'0'", 0)]
+)
+def test_the_cache_size_may_have_a_unit(text, size, root):
+    assert parse(project(f"cache-size = {text}"), root).cache_size == size
+
+
 def test_an_absolute_cache_dir_and_a_home_folder_are_expanded(root, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert parse(project('cache-dir = "~/cache"'), root).cache_dir == tmp_path / "cache"
@@ -182,7 +189,7 @@ WRONG = {
     "empty models": ("[tool.aoti.models]", "tool.aoti.models", "there is no model to compile"),
     "models of a wrong type": ("[tool.aoti]\nmodels = 1", "tool.aoti.models", "expected a table, but it is the number"),
     "unknown key": (project("jbos = 1"), "tool.aoti.jbos", 'unknown key. Did you mean "jobs"?'),
-    "unknown key with nothing near": (project("xyz = 1"), "tool.aoti.xyz", "Known keys: cache-dir, include-sources"),
+    "unknown key with nothing near": (project("xyz = 1"), "tool.aoti.xyz", "Known keys: cache-dir, cache-size, include-sources"),
     "underscore for dash": (project('cache_dir = "x"'), "tool.aoti.cache_dir", 'Did you mean "cache-dir"?'),
     "key that needs quotes": (project('"a b" = 1'), 'tool.aoti."a b"', "unknown key"),
     "singular table": (declared() + "\n[tool.aoti.model.x]", "tool.aoti.model", 'Did you mean "models"?'),
@@ -461,6 +468,20 @@ WRONG = {
     "negative tolerance": (declared("rtol = -0.1"), "tool.aoti.models.digits.rtol", "a finite number of at least 0"),
     "boundless tolerance": (declared("atol = inf"), "tool.aoti.models.digits.atol", "a finite number of at least 0"),
     "tolerance that is no number": (declared("atol = nan"), "tool.aoti.models.digits.atol", "a finite number"),
+    "constants of no kind": (declared('constants = "outside"'), "tool.aoti.models.digits.constants", '"external"'),
+    "prepacked constants outside": (
+        declared('constants = "external"\noptimize = true'),
+        "tool.aoti.models.digits.constants",
+        "cannot be prepacked",
+    ),
+    "frozen constants outside": (
+        declared('constants = "external"\ninductor-configs = { freezing = true }'),
+        "tool.aoti.models.digits.constants",
+        "cannot be prepacked",
+    ),
+    "optimize as a level": (declared("optimize = 3"), "tool.aoti.models.digits.optimize", "true or false"),
+    "cache size in words": (project('cache-size = "plenty"'), "tool.aoti.cache-size", '"10 GB"'),
+    "negative cache size": (project("cache-size = -1"), "tool.aoti.cache-size", '"512 MiB"'),
     "no runners": (declared("num-runners = 0"), "tool.aoti.models.digits.num-runners", "an integer of at least 1"),
     "inductor-configs as a list": (
         declared("inductor-configs = [1]"),
