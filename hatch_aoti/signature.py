@@ -611,7 +611,7 @@ def called_operators(program: ExportedProgram) -> frozenset[str]:
     import torch
 
     return frozenset(
-        node.target.name()
+        str(node.target.name())  # type: ignore[no-untyped-call]
         for module in program.graph_module.modules()
         if isinstance(module, torch.fx.GraphModule)
         for node in module.graph.nodes
