@@ -180,6 +180,10 @@ def set_torch(manifest: dict[str, Any]) -> None:
         artifact["toolchain"]["torch"] = "2.99.1+cpu"
 
 
+def set_operators(manifest: dict[str, Any]) -> None:
+    manifest["models"]["rows"]["operators"] = ["aten::add.Tensor", "tiny::twice"]
+
+
 def set_machine(manifest: dict[str, Any]) -> None:
     for artifact in manifest["models"]["rows"]["artifacts"]:
         artifact["target"]["machine"] = "aarch64"
@@ -192,6 +196,8 @@ REFUSALS = {
     ),
     "an older torch": (edited(set_torch), "rows was compiled with torch 2.99.1+cpu and needs torch 2.99 or newer"),
     "another machine": (edited(set_machine), "rows was compiled for linux on aarch64; this is linux on x86_64"),
+    # pytorch/pytorch#145394
+    "a custom operator": (edited(set_operators), "rows calls the operator tiny::twice, which nothing in this program"),
     "a missing model": (lambda folder: (folder / BEST).unlink(), f"{BEST} is missing. Reinstall"),
     "a damaged model": (lambda folder: (folder / BEST).write_bytes(b"PK"), "rows: torch 2.13.0 cannot load"),
     "missing constants": (lambda folder: (folder / "_models.safetensors").unlink(), "_models.safetensors is missing"),

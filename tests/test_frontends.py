@@ -74,8 +74,10 @@ def environment(directory: Path) -> Path:
     venv.create(directory, with_pip=False)
     python = directory / "bin" / "python"
     site = next((directory / "lib").glob("python3.*")) / "site-packages"
-    those_of_the_tests = [path for path in sys.path if path.endswith("site-packages")]
-    (site / "those_of_the_tests.pth").write_text("\n".join(those_of_the_tests) + "\n", encoding="utf-8")
+    # addsitedir: hatch-aoti may itself be installed there by way of a .pth file.
+    those = [path for path in sys.path if path.endswith("site-packages")]
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in those]
+    (site / "those_of_the_tests.pth").write_text("".join(lines), encoding="utf-8")
     return python
 
 

@@ -14,6 +14,7 @@
 // runs the files; at::cpu::get_cpu_capabilities (ATen/cpu/Utils.h) says what the CPU can do.
 #pragma once
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/cpu/Utils.h>
 #include <ATen/ops/empty.h>
@@ -602,6 +603,7 @@ class Model {
     if (!std::filesystem::is_regular_file(path_)) {
       throw LoadError(name_ + ": " + path_.string() + " is missing. Reinstall the package that contains it.");
     }
+    check_operators(model);
     try {
       loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
           path_.string(), "model", options.run_single_threaded, options.num_runners, options.device_index);
@@ -677,6 +679,25 @@ class Model {
       throw LoadError("no model \"" + name_ + "\" in " + folder.string() + "; there are: " + names);
     } catch (const std::invalid_argument& error) {
       throw LoadError(manifest.string() + " is damaged (" + error.what() + "). Reinstall the package.");
+    }
+  }
+
+  /// Refuse a model that calls custom operators which nothing in this program registers (pytorch/pytorch#145394).
+  void check_operators(const detail::Json& model) const {
+    const detail::Json::Array& operators = model["operators"].array();
+    if (operators.empty()) {
+      return;
+    }
+    std::vector<std::string> known;
+    for (const c10::OperatorName& operator_name : c10::Dispatcher::singleton().getAllOpNames()) {
+      known.push_back(c10::toString(operator_name));
+    }
+    for (const detail::Json& needed : operators) {
+      if (std::find(known.begin(), known.end(), needed.string()) == known.end()) {
+        throw LoadError(
+            name_ + " calls the operator " + needed.string() + ", which nothing in this program registers. Link the "
+            "library that has it, or load it with dlopen, before the model.");
+      }
     }
   }
 
