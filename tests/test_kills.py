@@ -45,8 +45,11 @@ def wait_until(condition: Callable[[], bool], build: subprocess.Popen[bytes] | N
 
 
 def start(root: Path, environ: dict[str, str], mark: str) -> subprocess.Popen[bytes]:
+    # A test run that a shell started in the background ignores interrupts, and its children would, too.
+    heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", heed, *BUILD]
     with (root / "log.txt").open("wb") as log:
-        return subprocess.Popen(BUILD, cwd=root, env={**environ, MARK: mark}, stdout=log, stderr=log)
+        return subprocess.Popen(command, cwd=root, env={**environ, MARK: mark}, stdout=log, stderr=log)
 
 
 def said(root: Path, text: str) -> Callable[[], bool]:
