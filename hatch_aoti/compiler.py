@@ -374,9 +374,9 @@ def _explain(error: Exception) -> CompileError:
     """Turn what AOTInductor raised into an error for the person who must act."""
     text = str(error)
     name = type(error).__name__
-    if name == "InvalidCxxCompiler":
+    if "InvalidCxxCompiler" in f"{name}: {text}":  # torch wraps it in an error of its own
         return CompileError("the C++ compiler does not run", hint="make `$CXX --version` work")
-    if name == "CppCompileError" or "CppCompileError" in text:
+    if "CppCompileError" in f"{name}: {text}":
         telling = [line.rstrip() for line in text.splitlines() if _ERROR_LINE.search(line)]
         tail = [line.rstrip() for line in text.splitlines() if line.strip()][-12:]
         return CompileError(

@@ -210,7 +210,7 @@ def _open(model: Model, path: Path) -> Any:
     failures = []
     for place in dict.fromkeys([_temporary_folder(), _cache_folder(), path.parent]):
         try:
-            with _unpacked(path, place, keep=model.device != "cpu") as folder:
+            with _unpacked(path, place, again=not model.signature.state, keep=model.device != "cpu") as folder:
                 loader = loader_class(str(folder), "model", False, model.num_runners, -1)
             _give_constants(model, loader.load_constants)
         except LoadError:
@@ -322,13 +322,29 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache")  # noqa: PTH111  (never raises)
 
 
+_unpacked_before: dict[tuple[Path, Path, int, int], Path] = {}
+
+
 @contextlib.contextmanager
-def _unpacked(archive: Path, place: Path, *, keep: bool) -> Iterator[Path]:
+def _unpacked(archive: Path, place: Path, *, again: bool, keep: bool) -> Iterator[Path]:
     """Yield a folder in `place` with the content of the archive.
 
     It is removed on leaving, or, with `keep`, when the process ends: kernels for GPUs are read on their first launch.
+    PyTorch never unmaps the code that it loads. With `again` every load of an archive in this process takes the same
+    folder: the system then recognises the code by its path, and does not map it once more for each load. Code that has
+    state must be mapped anew, as its state lies in it.
     """
-    folder = Path(tempfile.mkdtemp(prefix="aoti-", dir=place))
+    found = archive.stat()
+    key = (archive, place, found.st_mtime_ns, found.st_size)
+    folder = _unpacked_before.get(key) if again else None
+    try:
+        if folder is not None:
+            folder.mkdir(mode=0o700)
+    except FileExistsError:  # not ours any more
+        folder = None
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="aoti-", dir=place))
+        _unpacked_before[key] = folder
     try:
         with zipfile.ZipFile(archive) as file:
             file.extractall(folder)
