@@ -18,10 +18,10 @@ EXAMPLE = Path(__file__).resolve().parent
 REPOSITORY = EXAMPLE.parent
 
 
-def step(title: str, *command: str | os.PathLike[str], environ: dict[str, str]) -> None:
-    """Run a command, after saying what it is for."""
+def step(title: str, *command: str | os.PathLike[str], environ: dict[str, str], cwd: Path = EXAMPLE) -> None:
+    """Run a command in `cwd`, after saying what it is for."""
     print(f"\n=== {title}\n$ {' '.join(map(os.fspath, command))}", flush=True)
-    subprocess.run(command, check=True, env=environ, cwd=EXAMPLE)
+    subprocess.run(command, check=True, env=environ, cwd=cwd)
 
 
 def main(directory: Path) -> None:
@@ -40,10 +40,10 @@ def main(directory: Path) -> None:
     python = environment / "bin" / "python"
     # The wheel asks for torch>=2.13; the exact version keeps pip from fetching the newest CUDA build for a demo.
     step("Install it", python, "-m", "pip", "install", "--quiet", "torch==2.13.0", wheel, environ=environ)
-    # No compiler on PATH: the wheel needs none.
+    # No compiler on PATH: the wheel needs none. Not in the source tree, whose package would be found first.
     bare = {**environ, "PATH": os.fspath(python.parent)}
-    step("List its models", python, "-m", "example_project._models", environ=bare)
-    step("Predict", python, "-m", "example_project", environ=bare)
+    step("List its models", python, "-m", "example_project._models", environ=bare, cwd=directory)
+    step("Predict", python, "-m", "example_project", environ=bare, cwd=directory)
 
 
 if __name__ == "__main__":
