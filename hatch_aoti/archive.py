@@ -18,7 +18,6 @@ import dataclasses
 import hashlib
 import re
 import stat
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -26,6 +25,7 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Final
 
 from hatch_aoti.errors import AotiError
+from hatch_aoti.files import appearing_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,18 +54,11 @@ def write_package(path: Path, models: Mapping[str, ModelFiles], *, stem: str | N
     """
     stem = path.stem if stem is None else stem
     members = _members(path, stem, models)
-    temporary: Path | None = None
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
+        with appearing_file(path) as file:
             _write_members(file, stem, members)
-        temporary.chmod(0o644)  # mkstemp's 0600 would not let other users load an installed model
-        temporary.replace(path)
     except OSError as error:
         raise AotiError(f"cannot write {path}: {error.strerror or error} ({error.filename or path}).") from error
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
 
 
 def _members(path: Path, stem: str, models: Mapping[str, ModelFiles]) -> dict[str, bytes | Path]:

@@ -11,18 +11,17 @@ The format: https://github.com/huggingface/safetensors, "Format".
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import json
 import math
-import os
-import tempfile
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
+
+from hatch_aoti.files import appearing_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     import torch
 
@@ -62,7 +61,7 @@ def write_constants(path: Path, model: str, tensors: Mapping[str, torch.Tensor])
         key = digest.hexdigest()[:32]
         blobs[key] = (_DTYPES.get(dtype, "U8"), shape, data)
         index[name] = {"tensor": key, "dtype": dtype, "shape": list(tensor.shape), "order": order}
-    with _appearing(path) as file:
+    with appearing_file(path) as file:
         header = _Header(
             ((key, kind, shape, len(data)) for key, (kind, shape, data) in sorted(blobs.items())),
             {model: json.dumps(index, sort_keys=True)},
@@ -84,7 +83,7 @@ def merge_constants(path: Path, files: Iterable[Path]) -> None:
         for key, entry in header.items():
             if not key.startswith("padding."):
                 sources.setdefault(key, (source, start, entry))
-    with _appearing(path) as out:
+    with appearing_file(path) as out:
         merged = _Header(
             (
                 (key, entry["dtype"], entry["shape"], entry["data_offsets"][1] - entry["data_offsets"][0])
@@ -138,17 +137,3 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         return json.loads(file.read(size)), 8 + size
-
-
-@contextlib.contextmanager
-def _appearing(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file that becomes `path` when the block succeeds; until then there is nothing at `path`."""
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        Path(partial).chmod(0o644)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hatch_aoti.bundle import Bundle
 
-__all__ = ["replace_file", "write_bundle"]
+__all__ = ["appearing_file", "replace_file", "write_bundle"]
 
 
 def write_bundle(bundle: Bundle, directory: Path) -> None:
@@ -24,14 +27,21 @@ def write_bundle(bundle: Bundle, directory: Path) -> None:
 
 def replace_file(path: Path, content: str | Path) -> None:
     """Put a text, or the content of another file, in place by a rename, readable by everyone. Raises `OSError`."""
+    with appearing_file(path) as file:
+        if isinstance(content, str):
+            file.write(content.encode())
+        else:
+            with content.open("rb") as source:
+                shutil.copyfileobj(source, file)
+
+
+@contextlib.contextmanager
+def appearing_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file that becomes `path`, readable by everyone, when the block succeeds; a failure changes nothing."""
     handle, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            if isinstance(content, str):
-                file.write(content.encode())
-            else:
-                with content.open("rb") as source:
-                    shutil.copyfileobj(source, file)
+            yield file
         Path(partial).chmod(0o644)
         Path(partial).replace(path)
     except BaseException:
