@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hatch_aoti.target import Target
     from hatch_aoti.toolchain import Toolchain
 
-__all__ = ["Artifact", "ModelJob", "ModelRequest", "ModelResult", "run"]
+__all__ = ["Artifact", "ModelJob", "ModelRequest", "ModelResult", "preload", "run"]
 
 _RECORD = "artifact.json"
 CONSTANTS = "constants.safetensors"
@@ -84,6 +84,27 @@ class ModelResult:
         """Read what `run` returned."""
         artifacts = tuple(Artifact(**artifact) for artifact in value["artifacts"])
         return cls(**{**value, "artifacts": artifacts, "operators": tuple(value["operators"])})
+
+
+def preload() -> None:
+    """Import what every job needs, and nothing of any project's."""
+    from hatch_aoti import (  # noqa: F401
+        archive,
+        cache,
+        compiler,
+        constants,
+        optimize,
+        saved_program,
+        settings,
+        signature,
+        source,
+        target,
+        toolchain,
+        trace,
+        verify,
+    )
+
+    compiler.preload()
 
 
 def run(payload: Mapping[str, Any]) -> dict[str, Any]:

@@ -138,6 +138,8 @@ def _run(
             outcomes = run_jobs(
                 jobs,
                 at_once=settings.jobs or default_job_count(len(jobs)),
+                # A GPU's driver does not survive a fork, and imports may wake it.
+                preload="hatch_aoti.job:preload" if _only_cpu(settings.models) else "",
                 on_stage=lambda job, stage: reporter.stage(job.name, stage),
             )
         for outcome in outcomes:
@@ -150,6 +152,10 @@ def _run(
         raise AotiError(f"{count} could not be built\n\n" + "\n\n".join(str(error) for error in errors))
     _remember(results, requests, cache, environ=environ)
     return sorted(results, key=lambda result: result.name)
+
+
+def _only_cpu(entries: Mapping[str, ModelSettings]) -> bool:
+    return sys.platform != "darwin" and all(entry.device == "cpu" for entry in entries.values())
 
 
 def _request(

@@ -4,8 +4,13 @@ A job is a function's dotted name and a JSON-ready value for it; its result is a
 runs in this process, in a local worker, or elsewhere. While it runs, a job reports the stage it is in with
 `report_stage`.
 
-A worker never outlives the build: it leads a process group of its own, holds the reading end of a pipe whose writing
-end only the build has, and kills its group (compilers included) when that pipe closes, however the build died.
+The workers are forked from a nursery: one process that has imported what every job needs (seconds, for torch and its
+compiler) and has done nothing else, so that each job still starts from the same state. The build talks to it through a
+socket; each worker has a pipe to the build, for the stages it reports.
+
+No worker outlives the build. When the build dies, however it does, the socket closes, and the nursery kills its
+workers' process groups, compilers included; should the nursery be gone as well, each worker notices by itself that
+its standard input, whose writing end only the build has, was closed.
 """
 
 from __future__ import annotations
@@ -15,10 +20,14 @@ import dataclasses
 import importlib
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -88,30 +97,35 @@ def default_job_count(count: int) -> int:
 
 
 def run_jobs(
-    jobs: Sequence[Job], *, at_once: int, on_stage: Callable[[Job, str], None] = lambda _job, _stage: None
+    jobs: Sequence[Job],
+    *,
+    at_once: int,
+    preload: str = "",
+    on_stage: Callable[[Job, str], None] = lambda _job, _stage: None,
 ) -> list[Outcome]:
     """Run `jobs`, at most `at_once` at a time, and return their outcomes in the same order.
 
-    `on_stage(job, stage)` is called from worker threads: at a job's start (`"start"`), whenever it reports a stage,
-    and at its end (`"done"` or `"failed"`). On an interrupt all workers are killed with what they started.
+    `preload` ("package.module:name") is called without arguments before the first job, in the process that all workers
+    are forked from; if it fails, the jobs are run all the same. `on_stage(job, stage)` is called from worker threads:
+    at a job's start (`"start"`), whenever it reports a stage, and at its end (`"done"` or `"failed"`). On an interrupt
+    all workers are killed with what they started.
     """
-    running: set[subprocess.Popen[str]] = set()
+    if not jobs:
+        return []
     stopped = threading.Event()
-    guard = threading.Lock()
 
     def run(job: Job) -> Outcome:
         if stopped.is_set():
             return Outcome(job, None, -signal.SIGTERM, "start")
-        return _run_job(job, running, guard, on_stage)
+        return _run_job(job, nursery, on_stage)
 
-    with ThreadPoolExecutor(max_workers=max(1, at_once)) as pool:
+    nursery = _Nursery(jobs, preload)
+    with nursery, ThreadPoolExecutor(max_workers=max(1, at_once)) as pool:
         try:
             return list(pool.map(run, jobs))
         except BaseException:
             stopped.set()
-            with guard:
-                for process in running:
-                    _kill_group(process)
+            nursery.close()
             raise
 
 
@@ -123,77 +137,194 @@ def report_stage(stage: str) -> None:
             _events.flush()
 
 
-def _run_job(
-    job: Job, running: set[subprocess.Popen[str]], guard: threading.Lock, on_stage: Callable[[Job, str], None]
-) -> Outcome:
-    task = job.directory / "job.json"
-    result = job.directory / "result.json"
-    task.write_text(json.dumps({"function": job.function, "payload": job.payload}), encoding="utf-8")
-    on_stage(job, "start")
-    stage = "start"
-    read_end, write_end = os.pipe()
-    # The very sys.path of this process: frontends arrange their build environments in different ways.
-    boot = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from hatch_aoti.workers import _main; _main()"
-    with job.log.open("ab") as log:
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-c", boot, json.dumps(sys.path), str(task), str(result), str(write_end)],
+class _Nursery:
+    """The build's end of the process that forks the workers."""
+
+    def __init__(self, jobs: Sequence[Job], preload: str) -> None:
+        self._control, theirs = socket.socketpair()
+        self._guard = threading.Lock()
+        # The very sys.path of this process: frontends arrange their build environments in different ways.
+        boot = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import hatch_aoti.workers as w; w._nurse()"
+        arguments = [json.dumps(sys.path), str(theirs.fileno()), preload]
+        with theirs, jobs[0].log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", boot, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                pass_fds=(write_end,),
+                pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=dict(job.environ),
-                cwd=job.cwd,
-                text=True,
+                # What all jobs have in common: a variable that is read on import must be the same for all.
+                env=dict(set.intersection(*(set(job.environ.items()) for job in jobs))),
+                cwd=jobs[0].cwd,
             )
+
+    def start(self, task: Path, result: Path) -> IO[str]:
+        """Have a worker forked for `task`; return the pipe with what it reports. Nothing comes if that fails."""
+        read_end, write_end = os.pipe()
+        try:
+            with self._guard, contextlib.suppress(OSError):
+                message = json.dumps([os.fspath(task), os.fspath(result)]) + "\n"
+                socket.send_fds(self._control, [message.encode()], [write_end])
         finally:
             os.close(write_end)
-    with guard:
-        running.add(process)
-    try:
-        with os.fdopen(read_end, encoding="utf-8") as events:
-            for line in events:
+        return os.fdopen(read_end, encoding="utf-8")
+
+    def close(self) -> None:
+        """End the nursery and with it all workers that still run."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+
+    def returncode(self) -> int:
+        """Return how the nursery ended, if it did so by itself."""
+        return self._process.wait()
+
+    def __enter__(self) -> _Nursery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+
+def _run_job(job: Job, nursery: _Nursery, on_stage: Callable[[Job, str], None]) -> Outcome:
+    task = job.directory / "job.json"
+    result = job.directory / "result.json"
+    text = {
+        "function": job.function,
+        "payload": job.payload,
+        "environ": dict(job.environ),
+        "cwd": os.fspath(job.cwd),
+        "log": os.fspath(job.log),
+    }
+    task.write_text(json.dumps(text), encoding="utf-8")
+    on_stage(job, "start")
+    stage, returncode = "start", None
+    with nursery.start(task, result) as events:
+        for line in events:
+            word, _, rest = line.strip().partition(" ")
+            if word == _EXIT:
+                returncode = int(rest)
+            else:
                 stage = line.strip()
                 on_stage(job, stage)
-    finally:
-        # The pipe closed, so the worker is gone but not yet waited for: its group's number is still its own. Kill
-        # what the job started and left running.
-        _kill_group(process)
-        returncode = process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
-        with guard:
-            running.discard(process)
     value = None
     with contextlib.suppress(OSError, ValueError):
         value = json.loads(result.read_text(encoding="utf-8"))
     on_stage(job, "failed" if value is None else "done")
-    return Outcome(job, value, returncode, stage)
+    # Without the nursery's last word on the worker, the nursery itself is gone.
+    return Outcome(job, value, nursery.returncode() if returncode is None and value is None else returncode or 0, stage)
 
 
-def _kill_group(process: subprocess.Popen[str]) -> None:
+# --- In the nursery and its workers ---------------------------------------------------------------------------------
+
+
+_EXIT = "exit"  # the last line about a worker: "exit", and its status as `subprocess` has it
+
+
+def _call(reference: str, *arguments: Any) -> Any:
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)(*arguments)
+
+
+def _nurse() -> None:
+    """Be the nursery: `sys.argv[1:]` is the search path (used already), the socket, and what to call first.
+
+    Has no threads, which a fork would leave behind in an undefined state.
+    """
+    control, preload = socket.socket(fileno=int(sys.argv[2])), sys.argv[3]
+    os.set_inheritable(control.fileno(), False)
+    wake, wakened = os.pipe()
+    os.set_blocking(wakened, False)
+    signal.set_wakeup_fd(wakened)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    if preload:
+        try:
+            _call(preload)
+        except Exception:  # noqa: BLE001 - each job will meet it again, and say for which model
+            traceback.print_exc()
+    workers: dict[int, int] = {}  # process -> its pipe to the build
+    while True:
+        ready, _, _ = select.select([control.fileno(), wake], [], [])
+        if wake in ready:
+            os.read(wake, 1 << 12)
+            _reap(workers)
+        if control.fileno() in ready:
+            message, pipes, _, _ = socket.recv_fds(control, 1 << 16, 1)
+            if not message:  # the build has ended
+                for pid in workers:
+                    _kill_group(pid)
+                os._exit(0)
+            task, result = map(Path, json.loads(message))
+            os.set_inheritable(pipes[0], False)  # a compiler that lingers must not hold it open
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for other in (wake, wakened, control.fileno(), *workers.values()):
+                    os.close(other)
+                _work(task, result, pipes[0])
+            with contextlib.suppress(OSError):  # the worker does the same: whoever comes first
+                os.setpgid(pid, pid)
+            workers[pid] = pipes[0]
+
+
+def _reap(workers: dict[int, int]) -> None:
+    """Tell the build of workers that have ended, and kill what they started and left running."""
+    for pid, pipe in list(workers.items()):
+        if hasattr(os, "waitid"):  # macOS has none
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            _kill_group(pid)  # it is not yet waited for, so its group's number is still its own
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            del workers[pid]
+            with contextlib.suppress(OSError):
+                os.write(pipe, f"{_EXIT} {os.waitstatus_to_exitcode(status)}\n".encode())
+            os.close(pipe)
+
+
+def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
 
 
-def _main() -> None:
-    """Be a worker: `sys.argv[1:]` is the search path (used already), the job, where its result goes, the event pipe."""
+def _work(task: Path, result: Path, pipe: int) -> None:
+    """Be a worker, and never return."""
     global _events  # noqa: PLW0603 - a process has one build to report to
-    task, result, event_pipe = Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    os.set_inheritable(event_pipe, False)  # a compiler that lingers must not hold the pipe open
-    _events = os.fdopen(event_pipe, "w", encoding="utf-8")
-    threading.Thread(target=_die_with_the_build, daemon=True).start()
-    job = json.loads(task.read_text(encoding="utf-8"))
-    module, _, name = job["function"].partition(":")
-    value = getattr(importlib.import_module(module), name)(job["payload"])
-    partial = result.with_suffix(".partial")
-    partial.write_text(json.dumps(value), encoding="utf-8")
-    partial.replace(result)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Skip interpreter shutdown: there is nothing left to save, and user code may have left threads behind.
-    os._exit(0)
+    status = 1
+    try:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        job = json.loads(task.read_text(encoding="utf-8"))
+        log = os.open(job["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        _events = os.fdopen(pipe, "w", encoding="utf-8")
+        threading.Thread(target=_die_with_the_build, daemon=True).start()
+        os.environ.clear()
+        os.environ.update(job["environ"])
+        os.chdir(job["cwd"])
+        tempfile.tempdir = None  # the nursery's, if it asked
+        value = _call(job["function"], job["payload"])
+        partial = result.with_suffix(".partial")
+        partial.write_text(json.dumps(value), encoding="utf-8")
+        partial.replace(result)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - for the log
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # Skip interpreter shutdown: there is nothing left to save, and user code may have left threads behind.
+        os._exit(status)
 
 
 def _die_with_the_build() -> None:
