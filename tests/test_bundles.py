@@ -123,6 +123,8 @@ def test_loading_a_model_loads_no_other_of_its_bundle_and_leaves_nothing_behind(
             answer = {use}(x)
             assert len(mapped()) == count, mapped()
             assert answer.shape == (2, 10 if name == "digits" else 3)
+        if {use == "load(name)"}:
+            assert all(torch.equal(load(name)(x), MODELS[name](x)) for name in {BUNDLED})
     """
     environ = {"TMPDIR": str(tmp_path), "PATH": ""}  # no compiler
     assert run_python(program, installed_guide, environ=environ).check().output == ""  # nor PyTorch's false alarms
