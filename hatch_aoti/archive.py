@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import io
 import re
 import stat
 import zipfile
@@ -30,10 +31,33 @@ from hatch_aoti.files import appearing_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ModelFiles", "Package", "extract_objects", "read_package", "write_package"]
+__all__ = [
+    "ENTRY",
+    "Member",
+    "ModelFiles",
+    "Package",
+    "extract_objects",
+    "join_packages",
+    "read_package",
+    "write_package",
+]
 
-ModelFiles = Mapping[str, bytes | Path]
-"""The files of one model: name inside the model's folder → contents, or the file that has them."""
+ENTRY: Final = "model"
+"""The name of the model in an archive that has one: what `torch._inductor.aoti_load_package` looks for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A file of a model in an archive that exists: contents of another one."""
+
+    package: Package
+    model: str
+    name: str
+
+
+Content = bytes | Path | Member
+ModelFiles = Mapping[str, Content]
+"""The files of one model: name inside the model's folder → contents, or the file or archive that has them."""
 
 _MODELS: Final = "data/aotinductor/"
 _FORMAT: Final = {"archive_format": b"pt2", "archive_version": b"0"}
@@ -48,9 +72,9 @@ def write_package(path: Path, models: Mapping[str, ModelFiles], *, stem: str | N
     """Write the files of `models` as a `.pt2` archive to `path`, replacing what is there only when all went well.
 
     The bytes depend on `models` and `stem` alone (the name of the folder inside, by default the name of the file
-    without its suffix), not on times, permissions, order or where the contents come from. Contents given as paths are
-    copied in pieces. Raises `AotiError` for names that cannot be in an archive and for a file that cannot be read or
-    written.
+    without its suffix), not on times, permissions, order or where the contents come from. Contents in files and
+    archives are copied in pieces. Raises `AotiError` for names that cannot be in an archive and for a file that cannot
+    be read or written.
     """
     stem = path.stem if stem is None else stem
     members = _members(path, stem, models)
@@ -61,8 +85,24 @@ def write_package(path: Path, models: Mapping[str, ModelFiles], *, stem: str | N
         raise AotiError(f"cannot write {path}: {error.strerror or error} ({error.filename or path}).") from error
 
 
-def _members(path: Path, stem: str, models: Mapping[str, ModelFiles]) -> dict[str, bytes | Path]:
-    members: dict[str, bytes | Path] = {}
+def join_packages(path: Path, parts: Mapping[str, Path]) -> None:
+    """Write one archive with the models of several, byte for byte.
+
+    `parts` are archives with one model each, by the names that the models get. Raises `AotiError` as `read_package` and
+    `write_package` do, and for a part with another number of models.
+    """
+    models: dict[str, dict[str, Content]] = {}
+    for entry, part in parts.items():
+        package = read_package(part)
+        if len(package.models) != 1:
+            raise AotiError(f"{part} should have one model; it has {len(package.models)}.")
+        [(model, files)] = package.models.items()
+        models[entry] = {name: Member(package, model, name) for name in files}
+    write_package(path, models)
+
+
+def _members(path: Path, stem: str, models: Mapping[str, ModelFiles]) -> dict[str, Content]:
+    members: dict[str, Content] = {}
     for model, files in models.items():
         for name, content in files.items():
             members[f"{_MODELS}{model}/{name}"] = content
@@ -75,7 +115,7 @@ def _members(path: Path, stem: str, models: Mapping[str, ModelFiles]) -> dict[st
     return dict(sorted(members.items()))
 
 
-def _write_members(file: IO[bytes], stem: str, members: Mapping[str, bytes | Path]) -> None:
+def _write_members(file: IO[bytes], stem: str, members: Mapping[str, Content]) -> None:
     digest = hashlib.sha256()
     with zipfile.ZipFile(file, "w") as archive:
         for name, content in [*members.items(), *sorted(_BOOKKEEPING.items())]:
@@ -86,27 +126,42 @@ def _write_members(file: IO[bytes], stem: str, members: Mapping[str, bytes | Pat
         _write_member(archive, f"{stem}/{_SERIALIZATION_ID}", serialization_id.encode())
 
 
-def _write_member(archive: zipfile.ZipFile, name: str, content: bytes | Path) -> bytes:
+def _write_member(archive: zipfile.ZipFile, name: str, content: Content) -> bytes:
     """Append one member, aligned as torch's own writer does it, and return the SHA-256 of its contents."""
     info = zipfile.ZipInfo(name, _DATE)
     info.create_system = 3  # Unix, on every system
     info.external_attr = (stat.S_IFREG | 0o644) << 16
-    info.file_size = len(content) if isinstance(content, bytes) else content.stat().st_size
+    info.file_size = _size(content)
     large = info.file_size * 1.05 > zipfile.ZIP64_LIMIT  # zipfile's own rule
     # The contents follow the fixed header, the name, the 64-bit sizes and an extra field: "FB", its length, padding.
     padding = -(archive.start_dir + 30 + len(name.encode()) + (20 if large else 0) + 4) % _ALIGNMENT
     info.extra = b"FB" + padding.to_bytes(2, "little") + b"Z" * padding
     digest = hashlib.sha256()
-    with archive.open(info, "w", force_zip64=large) as target, contextlib.ExitStack() as stack:
-        if isinstance(content, bytes):
-            digest.update(content)
-            target.write(content)
-        else:
-            source = stack.enter_context(content.open("rb"))
-            while chunk := source.read(_CHUNK):
-                digest.update(chunk)
-                target.write(chunk)
+    with archive.open(info, "w", force_zip64=large) as target, _opened(content) as source:
+        while chunk := source.read(_CHUNK):
+            digest.update(chunk)
+            target.write(chunk)
     return digest.digest()
+
+
+def _size(content: Content) -> int:
+    match content:
+        case bytes():
+            return len(content)
+        case Path():
+            return content.stat().st_size
+        case Member(package, model, name):
+            return package.models[model][name]
+
+
+def _opened(content: Content) -> contextlib.AbstractContextManager[IO[bytes]]:
+    match content:
+        case bytes():
+            return io.BytesIO(content)
+        case Path():
+            return content.open("rb")
+        case Member(package, model, name):
+            return package.open(model, name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,36 +1,38 @@
-"""What goes into the wheel: `_models.py`, the `.pt2` files, the manifest `_models.json`, and what C++ needs."""
+"""What goes into the wheel: `_models.py`, the `.pt2` files, the manifest `_models.json`, and what C++ needs.
+
+A `Bundle` here is all of that; the setting `bundle`, one `.pt2` for several models, is the business of `model_files`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import platform
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti import __version__
 from hatch_aoti.accessor import AccessorModel, Variant, render
 from hatch_aoti.cache import file_digest
 from hatch_aoti.cmake import render_cmake
-from hatch_aoti.constants import merge_constants
+from hatch_aoti.model_files import CONSTANTS, constants_of, locate_models, merged_constants
 from hatch_aoti.signature import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from hatch_aoti.cache import Cache
     from hatch_aoti.job import ModelResult
+    from hatch_aoti.model_files import Location
     from hatch_aoti.platform_tag import TagChoice
     from hatch_aoti.settings import ModelSettings
     from hatch_aoti.target import Target
 
-__all__ = ["ACCESSOR", "CONSTANTS", "MANIFEST", "Bundle", "artifact_name", "make_bundle", "skipped_accessor"]
+__all__ = ["ACCESSOR", "MANIFEST", "Bundle", "make_bundle", "skipped_accessor"]
 
 ACCESSOR = "_models.py"
 MANIFEST = "_models.json"
-CONSTANTS = "_models.safetensors"
 _SCHEMA = 1
 
 
@@ -47,11 +49,6 @@ class Bundle:
         return sorted([*self.texts, *self.artifacts])
 
 
-def artifact_name(model: str, target: Target, targets: Sequence[Target]) -> str:
-    """Return the file name of a model's `.pt2`; the target is part of it where there are several."""
-    return f"{model}.pt2" if len(targets) == 1 else f"{model}.{target.name}.pt2"
-
-
 def make_bundle(
     results: Sequence[ModelResult],
     entries: Mapping[str, ModelSettings],
@@ -64,7 +61,9 @@ def make_bundle(
     cache: Cache,
 ) -> Bundle:
     """Put together what the wheel gets for `results` (sorted by name), compiled for `targets` (best first)."""
-    constants = _merged_constants(results, cache)
+    constants = merged_constants(results, cache)
+    locations = locate_models(results, entries, targets, cache)
+    digests = {path: file_digest(path) for path in {location.path for location in locations.values()}}
     by_name = {target.name: target for target in targets}
     models = [
         AccessorModel(
@@ -73,9 +72,10 @@ def make_bundle(
             variants=tuple(
                 Variant(
                     target=artifact.target,
-                    file=Path(artifact.path).name,
+                    file=locations[result.name, artifact.target].path.name,
                     features=by_name[artifact.target].features,
                     description=by_name[artifact.target].description,
+                    entry=locations[result.name, artifact.target].entry,
                 )
                 for artifact in result.artifacts
             ),
@@ -83,7 +83,7 @@ def make_bundle(
             device=result.device,
             num_runners=entries[result.name].num_runners,
             operators=result.operators,
-            constants=CONSTANTS if _constants(result) is not None else "",
+            constants=CONSTANTS if constants_of(result) is not None else "",
         )
         for result in results
     ]
@@ -104,9 +104,9 @@ def make_bundle(
         "package": package,
         "platform_tag": tag.tag,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "models": {result.name: _describe(result, entries[result.name]) for result in results},
+        "models": {result.name: _describe(result, entries[result.name], locations, digests) for result in results},
     }
-    artifacts = {Path(artifact.path).name: Path(artifact.path) for result in results for artifact in result.artifacts}
+    artifacts = {location.path.name: location.path for location in locations.values()}
     if constants is not None:
         artifacts[CONSTANTS] = constants
         manifest["constants_file"] = {
@@ -120,41 +120,31 @@ def make_bundle(
     )
 
 
-def _constants(result: ModelResult) -> Path | None:
-    """Return the file with a model's external constants. Its variants have equal ones: they are not yet compiled in."""
-    [file, *others] = {artifact.constants for artifact in result.artifacts} or {None}
-    del others
-    return None if file is None else Path(file)
-
-
-def _merged_constants(results: Sequence[ModelResult], cache: Cache) -> Path | None:
-    """Return a file in the cache with the external constants of all models, each distinct tensor once."""
-    files = {result.name: file for result in results if (file := _constants(result)) is not None}
-    if not files:
-        return None
-    digests = sorted((name, file_digest(file)) for name, file in files.items())
-    key = hashlib.sha256(json.dumps(["constants", digests]).encode()).hexdigest()
-    with cache.lock(key):
-        found = cache.get(key)
-        if found is None:
-            with cache.scratch("constants") as directory:
-                (directory / "entry").mkdir()
-                merge_constants(directory / "entry" / CONSTANTS, [file for _, file in sorted(files.items())])
-                found = cache.put(key, directory / "entry")
-    return found / CONSTANTS
-
-
-def _describe(result: ModelResult, entry: ModelSettings) -> dict[str, Any]:
+def _describe(
+    result: ModelResult,
+    entry: ModelSettings,
+    locations: Mapping[tuple[str, str], Location],
+    digests: Mapping[Path, str],
+) -> dict[str, Any]:
     """Return the manifest's part about one model."""
     artifacts = []
     for artifact in result.artifacts:
-        path = Path(artifact.path)
-        artifacts.append({**artifact.record, "file": path.name, "sha256": file_digest(path), "bytes": artifact.size})
+        location = locations[result.name, artifact.target]
+        artifacts.append(
+            {
+                **artifact.record,
+                "file": location.path.name,
+                "entry": location.entry,
+                "sha256": digests[location.path],
+                "bytes": location.path.stat().st_size,
+            }
+        )
     return {
         "model": entry.model or None,
         "exported": entry.exported,
         "weights": entry.weights,
-        "external_constants": _constants(result) is not None,
+        "bundle": entry.bundle,
+        "external_constants": constants_of(result) is not None,
         "device": result.device,
         "signature": result.signature,
         "operators": list(result.operators),

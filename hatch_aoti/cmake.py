@@ -59,6 +59,7 @@ _CONFIG_TEXT: Final = """\
 # {name}_MODELS       the names of the models, and for each of them:
 # {name}_<model>_TARGETS     the CPU baselines that it was compiled for, best first
 # {name}_<model>_FILES       its .pt2 for each of them, in the same order
+# {name}_<model>_ENTRY       its name in them, which PyTorch's own AOTIModelPackageLoader asks for
 # {name}_<model>_CONSTANTS   the file with its constants; empty if they are in the .pt2
 
 get_filename_component({name}_MODELS_DIR "${{CMAKE_CURRENT_LIST_DIR}}/.." ABSOLUTE)
@@ -128,6 +129,7 @@ def _declaration(name: str, model: AccessorModel) -> str:
         f"\n{comment}\n"
         f"set({name}_{model.name}_TARGETS {targets})\n"
         f"set({name}_{model.name}_FILES {files})\n"
+        f"set({name}_{model.name}_ENTRY {model.variants[0].entry})\n"
         f'set({name}_{model.name}_CONSTANTS "{constants}")\n'
     )
 

@@ -55,9 +55,10 @@ class FileReport:
 
 @dataclasses.dataclass(frozen=True)
 class ArtifactReport:
-    """A model compiled for one CPU baseline: the name of its file, and what it was compiled for and with."""
+    """A model compiled for one CPU baseline: its file, its name in there, and what it was compiled for and with."""
 
     file: str
+    entry: str
     target: str
     description: str
     torch: str
@@ -67,9 +68,13 @@ class ArtifactReport:
 
 @dataclasses.dataclass(frozen=True)
 class ModelReport:
-    """A model as the manifest describes it; `signature` is for people (`(x: float32[n, 4]) -> float32[n, 4]`)."""
+    """A model as the manifest describes it; `signature` is for people (`(x: float32[n, 4]) -> float32[n, 4]`).
+
+    `bundle` is what the file is called that it shares with other models, None if it has one of its own.
+    """
 
     name: str
+    bundle: str | None
     signature: str
     device: str
     source: str
@@ -159,6 +164,7 @@ def _report(source: str, manifest: bytes, read: Callable[[str, str | None], File
         models = tuple(
             ModelReport(
                 name,
+                model.get("bundle"),
                 str(Signature.from_json(model["signature"])),
                 model["device"],
                 model["model"] or model.get("exported"),
@@ -187,8 +193,11 @@ def _file_name(name: str) -> str:
 
 
 def _artifact(artifact: Mapping[str, Any]) -> ArtifactReport:
+    from hatch_aoti.archive import ENTRY
+
     return ArtifactReport(
         artifact["file"],
+        artifact.get("entry", ENTRY),
         artifact["target"]["name"],
         artifact["target"]["description"],
         artifact["toolchain"]["torch"],

@@ -259,7 +259,7 @@ def _make(
     directory: Path,
 ) -> None:
     """Compile, package and verify one artifact into `directory / "entry"`."""
-    from hatch_aoti.archive import write_package
+    from hatch_aoti.archive import ENTRY, write_package
     from hatch_aoti.compiler import all_options, compile_program, constants_digest
     from hatch_aoti.constants import write_constants
     from hatch_aoti.verify import verify_artifact
@@ -280,7 +280,7 @@ def _make(
         include_sources=job.request.include_sources,
     )
     package = finished / file_name
-    write_package(package, {"model": compiled.files})
+    write_package(package, {ENTRY: compiled.files})
     constants = None
     if exported.plan.external:
         constants = finished / CONSTANTS

@@ -57,6 +57,10 @@ _TORCH_OPTIONS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_")
 # What indexes admit by default: PyPI's limit for one file, in bytes.
 _INDEX_LIMIT = 100 << 20
 
+# From this size on, in bytes, it is worth saying that an artifact has the weights of another one.
+_WORTH_SHARING = 1 << 20
+_NO_CONSTANTS = hashlib.sha256().hexdigest()  # what `constants_digest` says of a program without any
+
 
 @dataclasses.dataclass(frozen=True)
 class Built:
@@ -106,6 +110,7 @@ def build_models(
     _report(results, reporter)
     _explain_tag(tag, reporter)
     _warn_of_tuning(settings.models, reporter)
+    _note_equal_weights(results, settings.models, reporter)
     _warn_of_size(bundle, reporter)
     cache.trim(settings.cache_size)
     return Built(bundle, tag)
@@ -161,11 +166,12 @@ def _only_cpu(entries: Mapping[str, ModelSettings]) -> bool:
 def _request(
     entry: ModelSettings, settings: Settings, layout: Layout, targets: Sequence[Target], *, root: Path
 ) -> ModelRequest:
-    from hatch_aoti.bundle import artifact_name
     from hatch_aoti.job import ModelRequest
+    from hatch_aoti.model_files import artifact_name
 
     return ModelRequest(
-        entry=entry.to_json(),
+        # The bundle is put together from the finished artifacts: a model that changes to another is as it was.
+        entry=dataclasses.replace(entry, bundle=None).to_json(),
         import_paths=tuple(os.path.relpath(path, root) for path in layout.import_paths),
         import_packages={name: os.path.relpath(path, root) for name, path in layout.import_packages.items()},
         targets=tuple(dataclasses.asdict(target) for target in targets),
@@ -364,6 +370,23 @@ def _warn_of_tuning(entries: Mapping[str, ModelSettings], reporter: Reporter) ->
             reporter.note(
                 f"{name}: `{tuned[0]}` chooses kernels by measuring them here, so another build may choose others and "
                 "give another wheel"
+            )
+
+
+def _note_equal_weights(
+    results: Sequence[ModelResult], entries: Mapping[str, ModelSettings], reporter: Reporter
+) -> None:
+    """Say which models of a bundle have the same weights compiled into each of them, if it is worth the words."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    for result in results:
+        bundle, artifact = entries[result.name].bundle, result.artifacts[0]
+        if bundle is not None and artifact.constants is None and artifact.size >= _WORTH_SHARING:
+            owners.setdefault((bundle, artifact.record["constants"]), []).append(result.name)
+    for (bundle, constants), names in owners.items():
+        if len(names) > 1 and constants != _NO_CONSTANTS:
+            reporter.note(
+                f"bundle {bundle}: {' and '.join(names)} have the same weights, compiled into each of them; "
+                '`constants = "external"` in their tables stores them once (and leaves prepacking out)'
             )
 
 

@@ -79,6 +79,7 @@ class ModelSettings:
     dynamic dimensions. `inductor_configs` maps dotted names of torch's options to TOML values. `rtol` and `atol` are
     None where the tolerance follows from the dtype. `optimize` says whether weights are folded and prepacked, and
     `constants` (`"embedded"` or `"external"`) where they are; None leaves either to a rule (see `optimize.py`).
+    `bundle` is the stem of the file that the model shares with others, or None for a file of its own.
     """
 
     name: str
@@ -97,6 +98,7 @@ class ModelSettings:
     optimize: bool | None = None
     constants: str | None = None
     exported: str | None = None
+    bundle: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data from which `from_json` makes an equal object.
@@ -267,7 +269,43 @@ def _models(project: toml.Table, *, root: Path, check_options: bool) -> dict[str
     models = project.table("models")
     _check_model_names(models)
     tables = models.tables("a table of its own for each model, [tool.aoti.models.<name>]")
-    return {name: _model(name, table, root, check_options=check_options) for name, table in tables.items()}
+    entries = {name: _model(name, table, root, check_options=check_options) for name, table in tables.items()}
+    _check_bundles(entries, tables)
+    return entries
+
+
+def _check_bundles(entries: Mapping[str, ModelSettings], tables: Mapping[str, toml.Table]) -> None:
+    """Report bundles whose file could be taken for another one, and those with models for different devices."""
+    alone = {_folded(name): name for name, entry in entries.items() if entry.bundle is None}
+    first: dict[str, ModelSettings] = {}
+    for name, entry in entries.items():
+        if entry.bundle is None:
+            continue
+        one = first.setdefault(_folded(entry.bundle), entry)
+        if (other := alone.get(_folded(entry.bundle))) is not None:
+            tables[name].report(
+                f'the bundle "{entry.bundle}" and the model "{other}" would have one file, {other}.pt2. Rename one of '
+                f'them, or put "{other}" into the bundle.',
+                "bundle",
+            )
+        elif one.bundle != entry.bundle:
+            tables[name].report(
+                f'"{one.bundle}" (of {one.name}) and "{entry.bundle}" are one name where case does not count, as in '
+                "the file names of some systems. Write both alike, or rename one of them.",
+                "bundle",
+            )
+        elif one.device != entry.device:
+            tables[name].report(
+                f'the models of a bundle are for one device, but {one.name} has `device = "{one.device}"` and {name} '
+                f'"{entry.device}": PyTorch\'s `load_package` loads every model of a file, so those for the CPU would '
+                "not load without a GPU. Use a bundle for each device.",
+                "bundle",
+            )
+
+
+def _folded(name: str) -> str:
+    """Return what of a name is left where neither case nor the difference between - _ . counts."""
+    return re.sub(r"[-_.]+", "_", name.lower())
 
 
 def _check_model_names(models: toml.Table) -> None:
@@ -275,7 +313,7 @@ def _check_model_names(models: toml.Table) -> None:
     for name in sorted(models.values):
         if message := _model_name_problem(name):
             models.report(message, name)
-        other = taken.setdefault(re.sub(r"[-_.]+", "_", name.lower()), name)
+        other = taken.setdefault(_folded(name), name)
         if other != name:
             models.report(
                 f'"{other}" and "{name}" are one name where neither case nor the difference between - _ . counts, as '
@@ -351,6 +389,7 @@ def _model(name: str, table: toml.Table, root: Path, *, check_options: bool) -> 
         num_runners=table.read("num-runners", toml.integer(1), 1),
         optimize=table.read("optimize", toml.boolean, None),
         constants=table.read("constants", toml.choice(_CONSTANTS), None),
+        bundle=table.read("bundle", toml.file_stem("vision"), None),
     )
     if settings.constants == "external" and (settings.optimize or settings.inductor_configs.get("freezing")):
         table.report(

@@ -26,6 +26,7 @@ __all__ = [
     "choice",
     "describe",
     "directory",
+    "file_stem",
     "integer",
     "join",
     "mapping",
@@ -241,6 +242,20 @@ def directory(root: Path) -> Callable[[Any], Path]:
             return root.absolute() / Path(text).expanduser()
         except RuntimeError:
             raise WrongValueError(f'"{text}" starts at a home folder that this system does not know.') from None
+
+    return parse
+
+
+def file_stem(example: str) -> Callable[[Any], str]:
+    """Return a parser of a file's name without its suffix, of characters that every system and tool takes."""
+    expected = f'a name such as "{example}": letters a-z, digits and _, a letter first'
+
+    def parse(value: Any) -> str:
+        text = string(value, expected)
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text):
+            instead = re.sub(r"\W", "_", text.removesuffix(".pt2"), flags=re.ASCII).strip("_")
+            raise wrong(expected, value, f' Did you mean "{instead}"?' if instead[:1].isalpha() else "")
+        return text
 
     return parse
 

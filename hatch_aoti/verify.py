@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hatch_aoti.accessor.calls import DEFAULT, caller
 from hatch_aoti.accessor.contract import Constant
 from hatch_aoti.accessor.runtime import map_constants
+from hatch_aoti.archive import ENTRY
 from hatch_aoti.errors import ModelError
 from hatch_aoti.workers import report_stage
 
@@ -133,7 +134,7 @@ class _Check:
         self.entry, self.source, self.signature = entry, source, signature
         # The eager module's state must not be used up: another target is checked against it, too.
         self.eager = copy.deepcopy(source.module) if signature.state else source.module
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", False, 1, -1)  # noqa: SLF001
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(package), ENTRY, False, 1, -1)  # noqa: SLF001
         if constants is not None:
             loader.load_constants(map_constants(constants, entry.name), False, True, not signature.state, False)
         self.compiled = caller(entry.name, signature, loader.boxed_run)

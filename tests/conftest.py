@@ -160,6 +160,39 @@ def installed_example(shared: Path, example_wheel: Path) -> Path:
     return directory
 
 
+@pytest.fixture(scope="session")
+def guide(shared: Path, environ: dict[str, str]) -> Path:
+    """Return the project of `guide_project.py`, built once in a test run: see `guide_wheel`. Leave it as it is."""
+    from guide_project import write_guide  # imports torch, which most test files do not need
+
+    root = shared / "guide"
+    with FileLock(shared / "guide.lock"):
+        if not (root / "built").exists():
+            shutil.rmtree(root, ignore_errors=True)
+            # Not into the tree: a build notes that the folder has changed.
+            Builder(environ)(write_guide(root), "--wheel", "--outdir", os.fspath(shared / "guide-dist")).check()
+            (root / "built").touch()
+    return root
+
+
+@pytest.fixture(scope="session")
+def guide_wheel(shared: Path, guide: Path) -> Path:
+    """Return the wheel of `guide`."""
+    assert (guide / "built").exists()
+    [wheel] = (shared / "guide-dist").glob("*.whl")
+    return wheel
+
+
+@pytest.fixture(scope="session")
+def installed_guide(shared: Path, guide_wheel: Path) -> Path:
+    """Return a directory with the wheel of `guide` installed, to put on an import path. Leave it as it is."""
+    directory = shared / "guide-installed"
+    with FileLock(shared / "guide-installed.lock"):
+        if not directory.exists():
+            unpack(guide_wheel, shared / "guide-partial").rename(directory)
+    return directory
+
+
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
     """Return a project with one small model, in a directory of its own."""

@@ -34,6 +34,8 @@ from hatch_aoti.accessor.contract import (
     TensorInput,
     TensorOutput,
 )
+from hatch_aoti.archive import read_package, write_package
+from hatch_aoti.constants import write_constants
 from hatch_aoti.settings import RESERVED_NAMES
 
 BUILD = {"torch_version": "2.13.0+cpu", "system": "Linux", "machine": "x86_64", "hatch_aoti_version": "1.2"}
@@ -422,6 +424,50 @@ def test_a_torch_without_the_loader_class_is_served_by_its_own_function(tmp_path
     module = install(tmp_path, declare())
     archive(module.double.path)
     assert module.double(torch.ones(1, 4)).sum() == 12
+
+
+def test_a_torch_without_the_loader_class_is_given_the_constants_as_well(tmp_path, fake, temporary, monkeypatch):
+    import torch._inductor
+
+    package, given = Package(), []
+    package.loader.load_constants = lambda tensors, *_: given.append(list(tensors))
+    monkeypatch.delattr(torch._C._aoti, "AOTIModelPackageLoader")
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *_, **__: package)
+    module = install(tmp_path, declare(constants="_models.safetensors"))
+    write_constants(module.Model.folder / "_models.safetensors", "double", {"weight": torch.ones(3)})
+    archive(module.double.path)
+    module.double(torch.ones(1, 4))
+    assert given == [["weight"]]
+
+
+def test_pytorch_gets_one_model_of_a_bundle_under_the_name_that_it_looks_for(tmp_path, fake, temporary, monkeypatch):
+    import torch._inductor
+
+    found = []
+
+    def load_package(path, **_):
+        package = read_package(Path(path))
+        found.append({model: package.read(model, "model.wrapper.so")[:6] for model in package.models})
+        return Package()
+
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", load_package)
+    variants = {name: (Variant("x86-64-v3", "nets.pt2", entry=name),) for name in ("double", "model")}
+    module = install(tmp_path, *(declare(name, variants=variant) for name, variant in variants.items()))
+    files = {name: {"model.wrapper.so": f"\x7fELF {name}".encode()} for name in variants}
+    write_package(module.double.path, files)
+    for name in variants:
+        module.load(name)
+    assert found == [{"model": b"\x7fELF d"}, {"model": b"\x7fELF m"}]
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_damaged_bundle_is_an_error_that_names_it(tmp_path, fake, temporary):
+    module = install(tmp_path, declare(variants=(Variant("x86-64-v3", "nets.pt2", entry="double"),)))
+    module.double.path.write_bytes(b"PK")
+    with pytest.raises(module.LoadError, match=r"double: PyTorch cannot load .*nets\.pt2: File is not a zip file"):
+        module.load("double")
+    with pytest.raises(module.LoadError, match=r"double: .*nets\.pt2 is damaged \(File is not a zip file\)"):
+        module.double(torch.ones(1, 4))
 
 
 # --- A real compiled model ---

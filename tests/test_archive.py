@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hatch_aoti import archive
-from hatch_aoti.archive import extract_objects, read_package, write_package
+from hatch_aoti.archive import extract_objects, join_packages, read_package, write_package
 from hatch_aoti.errors import AotiError
 
 FILES = {"model.so": b"\x7fELF" + bytes(5000), "model_metadata.json": b'{"AOTI_DEVICE_KEY": "cpu"}'}
@@ -288,3 +288,23 @@ def test_a_model_without_exactly_one_object_is_refused(files, found, tmp_path):
     write_package(tmp_path / "odd.pt2", {"model": files})
     with pytest.raises(AotiError, match=rf"model `model` .* should have one shared object .*found: {found}"):
         extract_objects(tmp_path / "odd.pt2")
+
+
+def test_joined_archives_are_what_writing_their_models_at_once_gives(tmp_path):
+    other = {**FILES, "weights.blob": bytes(range(256)) * 9000}  # more than is copied in one piece
+    write_package(tmp_path / "one.pt2", {"model": FILES})
+    write_package(tmp_path / "other.pt2", {"named": other})
+    for name, write, models in (
+        ("written", write_package, {"b": other, "a": FILES}),
+        ("joined", join_packages, {"a": tmp_path / "one.pt2", "b": tmp_path / "other.pt2"}),
+    ):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "both.pt2", models)
+    assert (tmp_path / "joined/both.pt2").read_bytes() == (tmp_path / "written/both.pt2").read_bytes()
+
+
+def test_only_archives_with_one_model_are_joined(tmp_path):
+    write_package(tmp_path / "two.pt2", {"a": FILES, "b": FILES})
+    with pytest.raises(AotiError, match=r"two\.pt2 should have one model; it has 2"):
+        join_packages(tmp_path / "joined.pt2", {"model": tmp_path / "two.pt2"})
+    assert not (tmp_path / "joined.pt2").exists()

@@ -142,6 +142,16 @@ def test_external_constants_and_the_best_baseline_for_this_cpu(inference: Path, 
     assert numbers(ran.output) == in_python("tiny", "rows", rows.parent, installed_example)
 
 
+@pytest.mark.parametrize("model", ["digits", "rows"])  # one with its constants in the bundle, one with them outside
+def test_the_models_of_a_bundle_print_what_python_prints(
+    model: str, inference: Path, installed_guide: Path, installed_example: Path
+):
+    ran = run(inference, model, installed_guide / "guide").check()
+    assert ran.output.splitlines()[0] == f"{model}: vision.pt2"
+    assert numbers(ran.output) == in_python("guide", model, installed_guide, installed_example)
+    assert len(numbers(ran.output)) == 9
+
+
 @needs_qemu
 def test_an_older_cpu_gets_the_baseline_that_it_can_run(inference: Path, rows: Path):
     # pytorch/pytorch#121516: it used to be a SIGILL
@@ -250,7 +260,7 @@ def find_package(tmp_path: Path, site: Path, package: str, *, torch_version: str
             project(finds LANGUAGES NONE)
             find_package({package} {version} CONFIG REQUIRED)
             get_target_property(include {package}::models INTERFACE_INCLUDE_DIRECTORIES)
-            foreach(name IN ITEMS MODELS_DIR MODELS rows_TARGETS rows_FILES rows_CONSTANTS digits_CONSTANTS VERSION)
+            foreach(name IN ITEMS MODELS_DIR MODELS rows_TARGETS rows_FILES rows_ENTRY rows_CONSTANTS VERSION)
               message(STATUS "${{name}}=${{{package}_${{name}}}}")
             endforeach()
             message(STATUS "include=${{include}}")
@@ -275,6 +285,7 @@ def test_the_cmake_package_names_the_files_of_every_model(rows: Path, tmp_path: 
     assert found["rows_TARGETS"].split(";") == ["x86-64-v4", "x86-64-v3"][-len(files) :]
     assert found["rows_FILES"].split(";") == files
     assert all(Path(file).is_file() for file in files)
+    assert found["rows_ENTRY"] == "model"
     assert found["rows_CONSTANTS"] == str(rows / "_models.safetensors")
     assert (Path(found["include"]) / "tiny" / "models.h").is_file()
 

@@ -29,6 +29,8 @@ MODEL = 'model = "pkg.digits:Net"'
 INPUTS = 'inputs = { image = { shape = ["batch", 1, 8, 8] } }'
 DIMS = "dims = { batch = { min = 1, max = 64 } }"
 
+BUNDLE = "tool.aoti.models.digits.bundle"
+
 FULL = """
 [tool.aoti]
 package = "example_project.nets"
@@ -51,6 +53,7 @@ verify = false
 rtol = 1
 atol = 1e-6
 num-runners = 4
+bundle = "nets"
 
 [tool.aoti.models.digits]
 model = "example_project.digits:DigitsNet"
@@ -139,6 +142,7 @@ def test_every_setting_arrives_where_the_design_puts_it(root):
                 rtol=1.0,
                 atol=1e-6,
                 num_runners=4,
+                bundle="nets",
             ),
         },
     )
@@ -250,6 +254,27 @@ WRONG = {
         '"a__b" and "a_b" are one name',
     ),
     "a model that is no table": ('[tool.aoti.models]\nx = "pkg:Net"', "tool.aoti.models.x", "[tool.aoti.models.<name>]"),
+    # Bundles
+    "bundle with a dash": (declared('bundle = "my-nets.pt2"'), BUNDLE, 'Did you mean "my_nets"?'),
+    "bundle as a path": (declared('bundle = "../nets"'), BUNDLE, "letters a-z, digits and _, a letter first"),
+    "private bundle": (declared('bundle = "_models"'), BUNDLE, 'expected a name such as "vision"'),
+    "bundle as a list": (declared('bundle = ["vision"]'), BUNDLE, 'such as "vision": letters'),
+    "bundle of the whole project": (project('bundle = "vision"'), "tool.aoti.bundle", "this key belongs to a model"),
+    "a bundle with the file of a model": (
+        declared('bundle = "Net"\n') + model(MODEL, "inputs = {}", name="net"),
+        BUNDLE,
+        'the bundle "Net" and the model "net" would have one file, net.pt2. Rename one',
+    ),
+    "one bundle in two cases": (
+        model(MODEL, "inputs = {}", 'bundle = "Vision"', name="a") + "\n" + declared('bundle = "vision"'),
+        BUNDLE,
+        '"Vision" (of a) and "vision" are one name',
+    ),
+    "a bundle for two devices": (
+        model(MODEL, "inputs = {}", 'bundle = "nets"', 'device = "cuda"', name="a") + "\n" + declared('bundle = "nets"'),
+        BUNDLE,
+        'for one device, but a has `device = "cuda"` and digits "cpu"',
+    ),
     # model, weights
     "no model": (model("inputs = {}"), "tool.aoti.models.digits.model", "missing; write where the model is defined"),
     "model without colon": (
@@ -511,6 +536,11 @@ def test_a_mistake_is_reported_once_at_its_key_with_what_to_do(text, key, tellin
     found = problems(text, root)
     assert list(found) == [key]
     assert telling in found[key]
+
+
+def test_a_bundle_may_be_called_like_a_model_in_it_and_have_one_model(root):
+    settings = parse(declared('bundle = "digits"'), root)
+    assert settings.models["digits"].bundle == "digits"
 
 
 def test_missing_weights_say_how_gitignore_keeps_them_out_of_an_sdist(root):

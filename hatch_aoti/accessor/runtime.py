@@ -53,7 +53,7 @@ class Build:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One compiled file of a model, for one CPU baseline.
+    """A model compiled for one CPU baseline, in a file that may have other models, too; `entry` is its name in there.
 
     `features` are the names under which `torch.cpu.get_capabilities()` reports what the baseline needs;
     `description` says it for people ("AVX2").
@@ -63,6 +63,7 @@ class Variant:
     file: str
     features: tuple[str, ...] = ()
     description: str = ""
+    entry: str = "model"
 
     def __str__(self) -> str:
         return f"{self.target} ({self.description})" if self.description else self.target
@@ -96,7 +97,7 @@ class Model:
 
     @property
     def path(self) -> Path:
-        """The compiled file that this CPU would load."""
+        """The compiled file that this CPU would load; the models of a bundle share one."""
         if len(self.variants) == 1:
             return self.folder / self.variants[0].file
         return self.folder / self._variant().file
@@ -104,8 +105,7 @@ class Model:
     def _first_call(self, *values: Any) -> Any:
         with _Lock.current:
             if not self._loaded:  # another thread may have been faster
-                path = self.folder / self._variant().file
-                loader = _open(self, path)
+                loader = _open(self, self._variant())
                 self._call = caller(self.name, self.signature, loader.boxed_run)
                 self._loaded = True
         return self._call(*values)
@@ -193,8 +193,8 @@ def _check_present(model: Model, path: Path) -> None:
         raise LoadError(f"{model.name}: {path} is missing. Reinstall the package that contains it.")
 
 
-def _open(model: Model, path: Path) -> Any:
-    """Return PyTorch's C++ loader on the file.
+def _open(model: Model, variant: Variant) -> Any:
+    """Return PyTorch's C++ loader on a variant's file.
 
     That loader unpacks archives into TMPDIR, keeps them there while it lives, and leaves them behind when it fails or
     the process is killed (pytorch/pytorch#141772). It also takes an unpacked folder, which may go once the code is
@@ -202,16 +202,21 @@ def _open(model: Model, path: Path) -> Any:
     """
     import torch
 
+    path = model.folder / variant.file
     _check_present(model, path)
     _register_operators(model)
     loader_class = getattr(torch._C._aoti, "AOTIModelPackageLoader", None)  # noqa: SLF001
     if loader_class is None:  # a later torch: its own function knows how
-        return _aoti_load_package(str(path)).loader
+        with _alone(path, variant.entry) as alone:
+            loader = _aoti_load_package(str(alone)).loader
+        _give_constants(model, loader.load_constants)
+        return loader
     failures = []
     for place in dict.fromkeys([_temporary_folder(), _cache_folder(), path.parent]):
         try:
-            with _unpacked(path, place, again=not model.signature.state, keep=model.device != "cpu") as folder:
-                loader = loader_class(str(folder), "model", False, model.num_runners, -1)
+            again, keep = not model.signature.state, model.device != "cpu"
+            with _unpacked(path, variant.entry, place, again=again, keep=keep) as folder:
+                loader = loader_class(str(folder), variant.entry, False, model.num_runners, -1)
             _give_constants(model, loader.load_constants)
         except LoadError:
             raise
@@ -322,12 +327,40 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~")) / ".cache")  # noqa: PTH111  (never raises)
 
 
-_unpacked_before: dict[tuple[Path, Path, int, int], Path] = {}
+def _members(archive: zipfile.ZipFile, entry: str) -> list[str]:
+    """Return the names of an archive's members, without those of other models: `<stem>/data/aotinductor/<model>/…`."""
+    parts = {name: name.split("/") for name in archive.namelist()}
+    return [name for name, part in parts.items() if part[1:3] != ["data", "aotinductor"] or part[3] == entry]
 
 
 @contextlib.contextmanager
-def _unpacked(archive: Path, place: Path, *, again: bool, keep: bool) -> Iterator[Path]:
-    """Yield a folder in `place` with the content of the archive.
+def _alone(path: Path, entry: str) -> Iterator[Path]:
+    """Yield an archive with one model of the archive at `path`, under the name that `aoti_load_package` looks for.
+
+    That function, like `load_package` with another name, loads all models of an archive before it returns one.
+    """
+    with zipfile.ZipFile(path) as archive:
+        members = _members(archive, entry)
+        if entry == "model" and len(members) == len(archive.namelist()):
+            yield path
+            return
+        with tempfile.TemporaryDirectory(prefix="aoti-") as folder:
+            alone = Path(folder, path.name)
+            with zipfile.ZipFile(alone, "w") as copy:
+                for name in members:
+                    info = zipfile.ZipInfo(name.replace(f"/data/aotinductor/{entry}/", "/data/aotinductor/model/", 1))
+                    info.file_size = archive.getinfo(name).file_size  # above 2 GB it takes another header
+                    with archive.open(name) as source, copy.open(info, "w") as target:
+                        shutil.copyfileobj(source, target)
+            yield alone
+
+
+_unpacked_before: dict[tuple[Path, str, Path, int, int], Path] = {}
+
+
+@contextlib.contextmanager
+def _unpacked(archive: Path, entry: str, place: Path, *, again: bool, keep: bool) -> Iterator[Path]:
+    """Yield a folder in `place` with the content of the archive, but for models other than `entry`.
 
     It is removed on leaving, or, with `keep`, when the process ends: kernels for GPUs are read on their first launch.
     PyTorch never unmaps the code that it loads. With `again` every load of an archive in this process takes the same
@@ -335,7 +368,7 @@ def _unpacked(archive: Path, place: Path, *, again: bool, keep: bool) -> Iterato
     state must be mapped anew, as its state lies in it.
     """
     found = archive.stat()
-    key = (archive, place, found.st_mtime_ns, found.st_size)
+    key = (archive, entry, place, found.st_mtime_ns, found.st_size)
     folder = _unpacked_before.get(key) if again else None
     try:
         if folder is not None:
@@ -347,7 +380,7 @@ def _unpacked(archive: Path, place: Path, *, again: bool, keep: bool) -> Iterato
         _unpacked_before[key] = folder
     try:
         with zipfile.ZipFile(archive) as file:
-            file.extractall(folder)
+            file.extractall(folder, _members(file, entry))
         yield folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -412,17 +445,19 @@ def load(name: str, device_index: int = -1, run_single_threaded: bool = False) -
 
 
 def _load_package(model: Model, device_index: int, run_single_threaded: bool) -> AOTICompiledModel:
-    path = model.folder / model._variant().file  # noqa: SLF001
+    variant = model._variant()  # noqa: SLF001
+    path = model.folder / variant.file
     _check_present(model, path)
     _register_operators(model)
     place = _temporary_folder()
     before = set(place.glob("aotinductor_*"))
     try:
-        package = _aoti_load_package(str(path), run_single_threaded=run_single_threaded, device_index=device_index)
+        with _alone(path, variant.entry) as alone:
+            package = _aoti_load_package(str(alone), run_single_threaded=run_single_threaded, device_index=device_index)
         _give_constants(model, package.loader.load_constants)
     except LoadError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, OSError, EOFError, zipfile.BadZipFile) as error:
         # The C++ loader leaves the archive behind when it fails (pytorch/pytorch#141772). Others may be loading, too:
         # only what holds this very archive goes.
         for left in set(place.glob("aotinductor_*")) - before:
@@ -473,7 +508,8 @@ def _listing() -> str:
         for variant in model.variants:
             path = model.folder / variant.file
             size = f"{path.stat().st_size / 1e6:.2f} MB" if path.is_file() else "MISSING"
-            lines.append(f"  {path}: {size}, {variant}, {model.device}")
+            inside = "" if variant.entry == "model" else f" ({variant.entry} in it)"
+            lines.append(f"  {path}{inside}: {size}, {variant}, {model.device}")
         lines += [f"  constants: {model.folder / model.constants}"] if model.constants else []
         lines.append(f"  source: {model.source}")
         blocks.append("\n".join(lines))

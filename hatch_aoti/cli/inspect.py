@@ -49,7 +49,8 @@ def _print(report: Report) -> None:
         _line(console, f"models of {report.package} for {report.platform_tag}, made by {report.generator}")
     for model in report.models:
         _line(console, f"\n{model.name}{model.signature}")
-        _line(console, f"  from {model.source}, for {model.device}")
+        bundle = "" if model.bundle is None else f", in the bundle {model.bundle}"
+        _line(console, f"  from {model.source}, for {model.device}{bundle}")
         for artifact in model.artifacts:
             checked = "checked against eager" if artifact.verified else "NOT checked against eager"
             _line(

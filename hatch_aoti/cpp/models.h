@@ -606,7 +606,7 @@ class Model {
     check_operators(model);
     try {
       loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
-          path_.string(), "model", options.run_single_threaded, options.num_runners, options.device_index);
+          path_.string(), artifact["entry"].string(), options.run_single_threaded, options.num_runners, options.device_index);
     } catch (const std::exception& error) {
       throw LoadError(
           name_ + ": torch " TORCH_VERSION " cannot load " + path_.string() + ", which torch " +
