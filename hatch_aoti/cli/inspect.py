@@ -49,7 +49,9 @@ def _print(report: Report) -> None:
         _line(console, f"models of {report.package} for {report.platform_tag}, made by {report.generator}")
     for model in report.models:
         _line(console, f"\n{model.name}{model.signature}")
-        _line(console, f"  from {model.source}, for {model.device}")
+        gpu = model.gpu
+        kernels = f" {gpu.cuda}, compiled on {gpu.name}; kernels for {', '.join(gpu.architectures)}" if gpu else ""
+        _line(console, f"  from {model.source}, for {model.device}{kernels}")
         for artifact in model.artifacts:
             checked = "checked against eager" if artifact.verified else "NOT checked against eager"
             _line(
