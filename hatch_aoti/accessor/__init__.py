@@ -179,6 +179,7 @@ def _docstring(models: Sequence[AccessorModel], package: str) -> str:
         f"    {first_name}(...)           # loads on the first call; checks its arguments",
         f"    {first_name}.signature      # what it takes and gives",
         f"    {first_name}.path           # the compiled file",
+        f"    {first_name}.with_options(run_single_threaded=True)   # the same, loaded otherwise",
         f'    load("{first_name}")        # PyTorch\'s own object, as torch._inductor.aoti_load_package makes it',
         "",
         f"`python -m {package}._models` lists the models. Nothing here needs more than torch, which is imported when a",
