@@ -128,6 +128,9 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         for name in bundle.names:
             source = bundle.artifacts.get(name) or texts / name
             build_data["force_include"][os.fspath(source)] = f"{layout.wheel_directory}/{name}"
+        if bundle.metadata:
+            metadata = cache.keep_texts(bundle.metadata)
+            build_data["extra_metadata"] |= {os.fspath(metadata / name): name for name in bundle.metadata}
 
 
 def _add_files(build_data: dict[str, Any], settings: Settings, root: Path) -> None:

@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti import __version__
-from hatch_aoti.accessor import AccessorModel, Variant, render
+from hatch_aoti.accessor import AccessorModel, Gpu, Variant, render
 from hatch_aoti.cache import file_digest
 from hatch_aoti.cmake import render_cmake
 from hatch_aoti.model_files import CONSTANTS, constants_of, locate_models, merged_constants
@@ -29,19 +29,24 @@ if TYPE_CHECKING:
     from hatch_aoti.settings import ModelSettings
     from hatch_aoti.target import Target
 
-__all__ = ["ACCESSOR", "MANIFEST", "Bundle", "make_bundle", "skipped_accessor"]
+__all__ = ["ACCESSOR", "DEVICES", "MANIFEST", "Bundle", "make_bundle", "skipped_accessor"]
 
 ACCESSOR = "_models.py"
 MANIFEST = "_models.json"
+DEVICES = "hatch_aoti/devices.json"  # below `extra_metadata` in the wheel's `.dist-info`
 _SCHEMA = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """The files for the package's directory: texts to write and artifacts to copy, by name (`cmake/x` in a folder)."""
+    """The files for the package's directory: texts to write and artifacts to copy, by name (`cmake/x` in a folder).
+
+    `metadata` are texts for the wheel's own metadata, by their names in its folder `extra_metadata`.
+    """
 
     texts: Mapping[str, str]
     artifacts: Mapping[str, Path]
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -81,6 +86,7 @@ def make_bundle(
             ),
             source=entries[result.name].model,
             device=result.device,
+            gpu=None if result.gpu is None else Gpu(result.gpu["cuda"], tuple(result.gpu["architectures"])),
             num_runners=entries[result.name].num_runners,
             operators=result.operators,
             constants=CONSTANTS if constants_of(result) is not None else "",
@@ -117,7 +123,21 @@ def make_bundle(
     return Bundle(
         {ACCESSOR: accessor, MANIFEST: json.dumps(manifest, indent=2, sort_keys=True) + "\n", **cpp},
         artifacts,
+        _metadata(results),
     )
+
+
+def _metadata(results: Sequence[ModelResult]) -> dict[str, str]:
+    """Return what the wheel's metadata says about the GPUs that it needs; nothing where it needs none.
+
+    A wheel's tag cannot say it, nor can a requirement. This file can be read without knowing, or importing, the package
+    that has the models, before and after the wheel is installed.
+    """
+    gpus = {result.name: result.gpu for result in results if result.gpu is not None}
+    if not gpus:
+        return {}
+    models = {name: {"cuda": gpu["cuda"], "architectures": gpu["architectures"]} for name, gpu in gpus.items()}
+    return {DEVICES: json.dumps({"schema": _SCHEMA, "models": models}, indent=2, sort_keys=True) + "\n"}
 
 
 def _describe(
@@ -146,6 +166,7 @@ def _describe(
         "bundle": entry.bundle,
         "external_constants": constants_of(result) is not None,
         "device": result.device,
+        "gpu": result.gpu,
         "signature": result.signature,
         "operators": list(result.operators),
         "artifacts": artifacts,

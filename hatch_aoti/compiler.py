@@ -266,9 +266,10 @@ def _thread_policy() -> list[tuple[Any, str, Any]]:
     compares its size with the number of threads when it runs.
     """
     from torch._inductor import config
-    from torch._inductor.codegen import cpp
+    from torch._inductor.codegen import cpp as untyped
     from torch._inductor.virtualized import V
 
+    cpp: Any = untyped
     generate, decide, parallel = (
         cpp.CppKernel.codegen_loops_impl,
         cpp.CppKernel.decide_parallel_depth,

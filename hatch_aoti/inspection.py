@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hatch_aoti.elf import ObjectNeeds
 
-__all__ = ["ArtifactReport", "FileReport", "ModelReport", "ObjectReport", "Report", "inspect_path"]
+__all__ = ["ArtifactReport", "FileReport", "GpuReport", "ModelReport", "ObjectReport", "Report", "inspect_path"]
 
 _MANIFEST = "_models.json"
 _SCHEMA = 1
@@ -67,6 +67,15 @@ class ArtifactReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class GpuReport:
+    """The GPU that a model was compiled on, and what its kernels are for (`sm_80`, `compute_80`)."""
+
+    name: str
+    cuda: str
+    architectures: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class ModelReport:
     """A model as the manifest describes it; `signature` is for people (`(x: float32[n, 4]) -> float32[n, 4]`).
 
@@ -77,6 +86,7 @@ class ModelReport:
     bundle: str | None
     signature: str
     device: str
+    gpu: GpuReport | None
     source: str
     artifacts: tuple[ArtifactReport, ...]
 
@@ -167,6 +177,7 @@ def _report(source: str, manifest: bytes, read: Callable[[str, str | None], File
                 model.get("bundle"),
                 str(Signature.from_json(model["signature"])),
                 model["device"],
+                _gpu(model.get("gpu")),
                 model["model"] or model.get("exported"),
                 tuple(_artifact(artifact) for artifact in model["artifacts"]),
             )
@@ -190,6 +201,10 @@ def _file_name(name: str) -> str:
     if Path(name).name != name:
         raise ValueError(f"{name!r} is no file name")
     return name
+
+
+def _gpu(gpu: Mapping[str, Any] | None) -> GpuReport | None:
+    return None if gpu is None else GpuReport(gpu["name"], gpu["cuda"], tuple(gpu["architectures"]))
 
 
 def _artifact(artifact: Mapping[str, Any]) -> ArtifactReport:

@@ -41,6 +41,8 @@ class ModelRequest:
     targets: tuple[dict[str, Any], ...]  # Target fields, best first
     file_names: tuple[str, ...]  # of the `.pt2` for each target
     include_sources: bool
+    device: str  # `cpu` or `cuda`: what the setting `device` comes to on this machine
+    gpu: dict[str, str] | None  # the fields of the `BuilderGpu` that it is compiled on, if that is one
     code_digest: str  # of hatch-aoti's own code that shapes artifacts
 
 
@@ -75,6 +77,7 @@ class ModelResult:
     device: str
     signature: dict[str, Any]
     artifacts: tuple[Artifact, ...]
+    gpu: dict[str, Any] | None = None  # what the manifest says of the GPU that it was compiled on
     error: dict[str, str] | None = None
     operators: tuple[str, ...] = ()  # custom operators that the compiled code calls
     trace: dict[str, Any] | None = None  # a `Trace`: what the export read; None if that cannot be told
@@ -120,7 +123,7 @@ def run(payload: Mapping[str, Any]) -> dict[str, Any]:
         failure = {
             "stage": error.stage, "reason": error.reason, "hint": error.hint, "details": error.details
         }  # fmt: skip
-        result = ModelResult(entry.name, "", {}, (), failure)
+        result = ModelResult(entry.name, "", {}, (), error=failure)
     return dataclasses.asdict(result)
 
 
@@ -128,7 +131,7 @@ def _run(job: ModelJob, entry: ModelSettings) -> ModelResult:
     from hatch_aoti.target import Target
 
     request = job.request
-    device, exported, trace = _export(job, entry)
+    exported, trace = _export(job, entry)
     targets = [Target(**{**target, "features": tuple(target["features"])}) for target in request.targets]
     try:
         artifacts = tuple(
@@ -138,7 +141,25 @@ def _run(job: ModelJob, entry: ModelSettings) -> ModelResult:
     except CompileError as error:
         raise ModelError(entry.name, "compile", error.reason, hint=error.hint, details=error.details) from error
     signature = exported.signature.to_json()
-    return ModelResult(entry.name, device, signature, artifacts, operators=exported.operators, trace=trace)
+    return ModelResult(
+        entry.name,
+        request.device,
+        signature,
+        artifacts,
+        gpu=_gpu_record(request.gpu, artifacts),
+        operators=exported.operators,
+        trace=trace,
+    )
+
+
+def _gpu_record(gpu: Mapping[str, str] | None, artifacts: tuple[Artifact, ...]) -> dict[str, Any] | None:
+    """Return what the manifest says about the GPU that a model was compiled on, and which GPUs run the result."""
+    from hatch_aoti.device import BuilderGpu, architectures
+
+    if gpu is None:
+        return None
+    # Baselines are about the code for the CPU: the kernels of all artifacts are for the same GPUs.
+    return {**gpu, "architectures": list(architectures(BuilderGpu(**gpu), artifacts[0].record["options"]))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +174,8 @@ class _Exported:
     operators: tuple[str, ...]  # those that torch alone does not have
 
 
-def _export(job: ModelJob, entry: ModelSettings) -> tuple[str, _Exported, dict[str, Any] | None]:
-    """Import, build and export the model; return its device, what came of it, and what that read (a `Trace`)."""
+def _export(job: ModelJob, entry: ModelSettings) -> tuple[_Exported, dict[str, Any] | None]:
+    """Import, build and export the model; return what came of it, and what that read (a `Trace`)."""
     from hatch_aoti.compiler import one_thread, program_digest
     from hatch_aoti.optimize import make_plan
     from hatch_aoti.signature import UnsupportedModelError, called_operators, read_signature, registered_operators
@@ -167,12 +188,11 @@ def _export(job: ModelJob, entry: ModelSettings) -> tuple[str, _Exported, dict[s
         tuple(os.path.normpath(job.root / path) for path in job.request.import_paths),
         {name: os.path.normpath(job.root / path) for name, path in job.request.import_packages.items()},
     ).install()
-    device = _device(entry)
     builtin = frozenset(registered_operators())
     # One thread: weights that the model computes must be the same on every number of cores.
     with recording(job.root) as recorder, one_thread():
         make = export_model if entry.exported is None else load_program
-        source = make(entry, root=job.root, device=device)
+        source = make(entry, root=job.root, device=job.request.device)
     trace = recorder.finish()
     try:
         signature = read_signature(
@@ -185,39 +205,31 @@ def _export(job: ModelJob, entry: ModelSettings) -> tuple[str, _Exported, dict[s
         )
     except UnsupportedModelError as error:
         raise ModelError(entry.name, "export", str(error)) from error
-    plan = make_plan(source.program, signature, entry)
+    plan = make_plan(source.program, signature, entry, device=job.request.device)
     operators = tuple(sorted(called_operators(source.program) & frozenset(registered_operators()) - builtin))
     exported = _Exported(entry, source, signature, program_digest(source.program), plan, operators)
-    return device, exported, None if trace is None else trace.to_json()
-
-
-def _device(entry: ModelSettings) -> str:
-    import torch
-
-    if entry.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if entry.device == "cuda" and not torch.cuda.is_available():
-        raise ModelError(
-            entry.name,
-            "build",
-            'the model is to be compiled for `device = "cuda"`, but torch finds no CUDA device on this machine',
-            hint='build on a machine with a GPU and a CUDA build of torch, or write `device = "auto"` or "cpu"',
-        )
-    return entry.device
+    return exported, None if trace is None else trace.to_json()
 
 
 def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str) -> Artifact:
     """Take the artifact for one target from the cache, or make it and put it there."""
     from hatch_aoti.cache import Cache
+    from hatch_aoti.device import BuilderGpu, gpu_options
     from hatch_aoti.toolchain import find_toolchain
 
     entry, cache, toolchain = exported.entry, Cache(job.cache), find_toolchain()
-    options = {**_needed_options(exported.source, exported.signature), **exported.plan.inductor_options()}
+    gpu = None if job.request.gpu is None else BuilderGpu(**job.request.gpu)
+    options = {
+        **_needed_options(exported.source, exported.signature),
+        **exported.plan.inductor_options(),
+        **gpu_options(gpu, entry.inductor_configs),
+    }
     depends_on = {
         "program": exported.digest,
         "signature": exported.signature.to_json(),
         "toolchain": toolchain.record(),
         "target": dataclasses.asdict(target),
+        "gpu": job.request.gpu,  # Triton tunes kernels for it
         "options": {**entry.inductor_configs, **options},
         "seed": entry.seed,
         "verify": {"enabled": entry.verify, "rtol": entry.rtol, "atol": entry.atol},
@@ -285,7 +297,7 @@ def _make(
     if exported.plan.external:
         constants = finished / CONSTANTS
         write_constants(constants, entry.name, compiled.constants)
-    verification = verify_artifact(package, constants, source, exported.signature, entry)
+    verification = verify_artifact(package, constants, source, exported.signature, entry, device=job.request.device)
     record = {
         "program": exported.digest,
         "constants": constants_digest(source.program),

@@ -49,8 +49,10 @@ class Plan:
         return {"freezing": self.freeze}
 
 
-def make_plan(program: torch.export.ExportedProgram, signature: Signature, entry: ModelSettings) -> Plan:
-    """Decide for one model.
+def make_plan(
+    program: torch.export.ExportedProgram, signature: Signature, entry: ModelSettings, *, device: str
+) -> Plan:
+    """Decide for one model, compiled for `device` (`cpu` or `cuda`).
 
     A model with state is never frozen, since folding takes a buffer for a constant, and neither is one on a GPU, whose
     libraries have no prepacked form.
@@ -64,8 +66,7 @@ def make_plan(program: torch.export.ExportedProgram, signature: Signature, entry
         external = "external" if size > _MOST_EMBEDDED and not freeze else "embedded"
     if freeze is None:
         freeze = external == "embedded" and _largest_weight(program) >= _LEAST_WEIGHTS
-    on_cpu = all(leaf.device == "cpu" for leaf in signature.inputs)
-    return Plan(freeze and on_cpu and not signature.state, external == "external")
+    return Plan(freeze and device == "cpu" and not signature.state, external == "external")
 
 
 def _distinct(tensors: Mapping[str, Any]) -> Iterator[torch.Tensor]:

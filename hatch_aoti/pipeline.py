@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hatch_aoti.accessor.contract import Signature
     from hatch_aoti.bundle import Bundle
     from hatch_aoti.cache import Cache
+    from hatch_aoti.device import BuilderGpu
     from hatch_aoti.job import ModelRequest, ModelResult
     from hatch_aoti.layout import Layout
     from hatch_aoti.platform_tag import TagChoice
@@ -39,6 +40,7 @@ _SHAPING = (
     "archive",
     "compiler",
     "constants",
+    "device",
     "job",
     "optimize",
     "saved_program",
@@ -87,6 +89,7 @@ def build_models(
     are reported together, after the others have been finished and cached.
     """
     from hatch_aoti.bundle import make_bundle
+    from hatch_aoti.device import find_gpu, resolve_devices
     from hatch_aoti.target import builder_cpu_features, resolve_targets
 
     targets = resolve_targets(
@@ -95,7 +98,15 @@ def build_models(
         machine=platform.machine(),
         builder_features=builder_cpu_features(),
     )
-    results = _run(settings, layout, targets, cache, reporter, root=root, environ=environ)
+    devices, gpu = resolve_devices(settings.models, lambda: find_gpu(environ))
+    _explain_devices(settings.models, devices, gpu, reporter)
+    requests = {
+        name: _request(
+            entry, settings, layout, targets, devices[name], gpu if devices[name] == "cuda" else None, root=root
+        )
+        for name, entry in sorted(settings.models.items())
+    }
+    results = _run(requests, cache, reporter, jobs_at_once=settings.jobs, root=root, environ=environ)
     tag = _choose_tag(results, settings.platform_tag)
     bundle = make_bundle(
         results,
@@ -117,20 +128,16 @@ def build_models(
 
 
 def _run(
-    settings: Settings,
-    layout: Layout,
-    targets: Sequence[Target],
+    requests: Mapping[str, ModelRequest],
     cache: Cache,
     reporter: Reporter,
     *,
+    jobs_at_once: int | None,
     root: Path,
     environ: Mapping[str, str],
 ) -> list[ModelResult]:
     from hatch_aoti.workers import default_job_count, run_jobs
 
-    requests = {
-        name: _request(entry, settings, layout, targets, root=root) for name, entry in sorted(settings.models.items())
-    }
     known = _known_results(requests, cache, root=root, environ=environ)
     results, errors = list(known.values()), []
     with cache.scratch("build") as scratch:
@@ -142,9 +149,8 @@ def _run(
         with reporter:
             outcomes = run_jobs(
                 jobs,
-                at_once=settings.jobs or default_job_count(len(jobs)),
-                # A GPU's driver does not survive a fork, and imports may wake it.
-                preload="hatch_aoti.job:preload" if _only_cpu(settings.models) else "",
+                at_once=jobs_at_once or default_job_count(len(jobs)),
+                preload="hatch_aoti.job:preload" if _forkable(requests) else "",
                 on_stage=lambda job, stage: reporter.stage(job.name, stage),
             )
         for outcome in outcomes:
@@ -159,12 +165,20 @@ def _run(
     return sorted(results, key=lambda result: result.name)
 
 
-def _only_cpu(entries: Mapping[str, ModelSettings]) -> bool:
-    return sys.platform != "darwin" and all(entry.device == "cpu" for entry in entries.values())
+def _forkable(requests: Mapping[str, ModelRequest]) -> bool:
+    """Whether workers may be forked from a process that has imported torch: a GPU's driver does not survive that."""
+    return sys.platform != "darwin" and all(request.device == "cpu" for request in requests.values())
 
 
 def _request(
-    entry: ModelSettings, settings: Settings, layout: Layout, targets: Sequence[Target], *, root: Path
+    entry: ModelSettings,
+    settings: Settings,
+    layout: Layout,
+    targets: Sequence[Target],
+    device: str,
+    gpu: BuilderGpu | None,
+    *,
+    root: Path,
 ) -> ModelRequest:
     from hatch_aoti.job import ModelRequest
     from hatch_aoti.model_files import artifact_name
@@ -177,6 +191,8 @@ def _request(
         targets=tuple(dataclasses.asdict(target) for target in targets),
         file_names=tuple(artifact_name(entry.name, target, targets) for target in targets),
         include_sources=settings.include_sources,
+        device=device,
+        gpu=None if gpu is None else dataclasses.asdict(gpu),
         code_digest=_code_digest(),
     )
 
@@ -335,6 +351,23 @@ def _report(results: Sequence[ModelResult], reporter: Reporter) -> None:
         for result in results
         for artifact in result.artifacts
     )
+
+
+def _explain_devices(
+    entries: Mapping[str, ModelSettings], devices: Mapping[str, str], gpu: BuilderGpu | None, reporter: Reporter
+) -> None:
+    """Say what `device = "auto"` came to, and which GPUs will run what is compiled for one."""
+    from hatch_aoti.device import architectures, gpu_options
+
+    for name, entry in sorted(entries.items()):
+        if devices[name] == "cuda" and gpu is not None:
+            options = {**gpu_options(gpu, entry.inductor_configs), **entry.inductor_configs}
+            reporter.note(
+                f"{name}: for cuda, compiled on {gpu.name}; its kernels are {', '.join(architectures(gpu, options))}"
+                + ("" if gpu.toolkit else " (fatbinary or nvcc, not found here, would keep PTX for newer GPUs)")
+            )
+        elif entry.device == "auto":
+            reporter.note(f'{name}: `device = "auto"` is cpu here')
 
 
 def _explain_tag(tag: TagChoice, reporter: Reporter) -> None:

@@ -35,6 +35,8 @@ def extra_requirement(requirements: Iterable[Requirement], torch: Version) -> st
     """Return the requirement on torch to add to the wheel, or None where the project's own says enough.
 
     A compiled model needs at least the torch minor that compiled it: an older torch may lack functions that it calls.
+    One for a GPU also needs a torch with CUDA, which no requirement can express: builds with and without it are told
+    apart by a local version, that `>=` does not see. The accessor says it when the model is loaded.
     Raises `AotiError` if the project's requirement excludes the torch that compiles.
     """
     floor = Version(f"{torch.major}.{torch.minor}")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.accessor.calls import DEFAULT, caller
 from hatch_aoti.accessor.contract import Constant
-from hatch_aoti.accessor.runtime import map_constants
+from hatch_aoti.accessor.runtime import give_constants, map_constants
 from hatch_aoti.archive import ENTRY
 from hatch_aoti.errors import ModelError
 from hatch_aoti.workers import report_stage
@@ -60,9 +60,11 @@ class Verification:
 
 
 def verify_artifact(
-    package: Path, constants: Path | None, source: Source, signature: Signature, entry: ModelSettings
+    package: Path, constants: Path | None, source: Source, signature: Signature, entry: ModelSettings, *, device: str
 ) -> Verification:
     """Compare the compiled `package`, with its external `constants` if it has any, with the module it was made from.
+
+    `device` is what it was compiled for, `cpu` or `cuda`.
 
     Raises `ModelError` at stage `verify`, saying which output differs, how far, and on which input.
     """
@@ -71,7 +73,7 @@ def verify_artifact(
     if not entry.verify:
         return Verification({"enabled": False}, None)
     report_stage("verify")
-    check = _Check(package, constants, source, signature, entry)
+    check = _Check(package, constants, source, signature, entry, device)
     try:
         with torch.no_grad():
             for sizes in _points(signature, check.example, entry.seed):
@@ -126,7 +128,13 @@ class _Check:
     """One compiled model next to its eager module: both see the same calls, so their states go along."""
 
     def __init__(
-        self, package: Path, constants: Path | None, source: Source, signature: Signature, entry: ModelSettings
+        self,
+        package: Path,
+        constants: Path | None,
+        source: Source,
+        signature: Signature,
+        entry: ModelSettings,
+        device: str,
     ) -> None:
         import torch
         from torch.utils import _pytree
@@ -136,7 +144,8 @@ class _Check:
         self.eager = copy.deepcopy(source.module) if signature.state else source.module
         loader = torch._C._aoti.AOTIModelPackageLoader(str(package), ENTRY, False, 1, -1)  # noqa: SLF001
         if constants is not None:
-            loader.load_constants(map_constants(constants, entry.name), False, True, not signature.state, False)
+            tensors = map_constants(constants, entry.name)
+            give_constants(loader.load_constants, tensors, shared=device == "cpu" and not signature.state)
         self.compiled = caller(entry.name, signature, loader.boxed_run)
         self.loader = loader  # owns the memory of some results
         self.leaves, self.spec = _pytree.tree_flatten((source.args, source.kwargs))
@@ -254,6 +263,8 @@ class _Check:
             return "" if same else f"is {got!r}, eager gives {want!r}"
         if not isinstance(got, torch.Tensor) or got.dtype != want.dtype or got.shape != want.shape:
             return f"is {_kind(got)}, eager gives {_kind(want)}"
+        if got.device != want.device:
+            return f"is on {got.device}, eager gives it on {want.device}"
         got, want = got.detach().cpu(), want.detach().cpu()
         if not (want.is_floating_point() or want.is_complex()):
             wrong = int((got != want).sum())

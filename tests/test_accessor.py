@@ -82,6 +82,7 @@ class FakeLoader:
     def __init__(self, path, name, single_threaded, num_runners, device_index):
         assert name == "model"
         self.folder, self.num_runners = Path(path), num_runners
+        self.options = (single_threaded, num_runners, device_index)
         assert any(self.folder.rglob("model.wrapper.so"))
         self.made.append(self)
 

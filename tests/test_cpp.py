@@ -199,7 +199,12 @@ def set_machine(manifest: dict[str, Any]) -> None:
         artifact["target"]["machine"] = "aarch64"
 
 
+def set_device(manifest: dict[str, Any]) -> None:
+    manifest["models"]["rows"]["device"] = "cuda"
+
+
 REFUSALS = {
+    "a machine without a GPU": (edited(set_device), "rows was compiled for NVIDIA GPUs, and torch finds none"),
     "a size out of range": (
         edited(set_dim),
         "rows: x must be float32[n, 1, 8, 8], got float32[8, 1, 8, 8]: dimension 0 is 8, but n must be from 1 to 7",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import re
@@ -16,6 +17,7 @@ from conftest import REPOSITORY, run_python
 
 import hatch_aoti
 from hatch_aoti.compiler import constants_digest, program_digest
+from hatch_aoti.device import BuilderGpu
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +109,9 @@ def test_every_key_of_the_manifest_is_documented(manifest: dict[str, Any]):
     model = manifest["models"]["digits"]
     artifact = model["artifacts"][0]
     keys = {*manifest, *model, *artifact, *(f"toolchain.{key}" for key in artifact["toolchain"])}
-    assert documented == {*keys, *(f"target.{key}" for key in artifact["target"]), "constants_file"}
+    keys |= {f"target.{key}" for key in artifact["target"]}
+    keys |= {f"gpu.{field.name}" for field in dataclasses.fields(BuilderGpu)} | {"gpu.architectures"}
+    assert documented == {*keys, "constants_file"}
 
 
 def test_an_older_torch_is_refused_with_both_versions(installed_example: Path):

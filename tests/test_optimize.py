@@ -12,14 +12,14 @@ from hatch_aoti.settings import ModelSettings
 from hatch_aoti.signature import read_signature
 
 
-def plan(module, *args, **settings):
+def plan(module, *args, device="cpu", **settings):
     module = module.eval()
     with torch.no_grad():
         program = torch.export.export(module, args)
         output = module(*args)
     signature = read_signature(program, forward=module.forward, args=args, kwargs={}, output=output)
     entry = ModelSettings(name="m", model="p:M", inputs="p:i", **settings)
-    return make_plan(program, signature, entry)
+    return make_plan(program, signature, entry, device=device)
 
 
 class Stateful(nn.Linear):

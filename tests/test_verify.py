@@ -43,7 +43,7 @@ def checked(monkeypatch, module, args, shapes=None, *, spoil=lambda results: res
     module.register_forward_pre_hook(lambda _, inputs: sizes.append(tuple(inputs[0].shape) if inputs else ()))
     entry = ModelSettings(name="model", model="package:Model", inputs="package:inputs", **settings)
     source = Source(module, args, {}, shapes, output, program)
-    return verify.verify_artifact(Path("model.pt2"), None, source, signature, entry), sizes
+    return verify.verify_artifact(Path("model.pt2"), None, source, signature, entry, device="cpu"), sizes
 
 
 class Double(nn.Module):
@@ -115,6 +115,7 @@ def test_integers_must_be_equal(monkeypatch):
         (torch.ones(4, dtype=torch.float64), "is float64[4], eager gives float32[4]"),
         (torch.ones(5), "is float32[5], eager gives float32[4]"),
         (torch.full((4,), torch.nan), "differs from eager in 4 of 4"),
+        (torch.ones(4, device="meta"), "is on meta, eager gives it on cpu"),
     ],
 )
 def test_another_dtype_shape_or_nan_is_no_answer(monkeypatch, value, text):

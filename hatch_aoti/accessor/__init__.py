@@ -23,14 +23,14 @@ from hatch_aoti.accessor.contract import (
     TensorInput,
     TensorOutput,
 )
-from hatch_aoti.accessor.runtime import Build, Variant
+from hatch_aoti.accessor.runtime import Build, Gpu, Variant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hatch_aoti.accessor.contract import Node, Parameter
 
-__all__ = ["AccessorModel", "Variant", "render", "reserved_names"]
+__all__ = ["AccessorModel", "Gpu", "Variant", "render", "reserved_names"]
 
 _MODULES = ("contract", "calls", "runtime")
 _WIDTH = 120
@@ -40,7 +40,8 @@ _WIDTH = 120
 class AccessorModel:
     """A model as `_models.py` declares it: its name, contract and compiled files, best target first.
 
-    `source` is where it comes from (`example_project.digits:DigitsNet`), `num_runners` how many calls run at once,
+    `source` is where it comes from (`example_project.digits:DigitsNet`), `gpu` what a `device` of `cuda` must have,
+    `num_runners` how many calls run at once,
     `constants` the file with its constants if they are not in the compiled files, `operators` what it calls that torch
     alone does not have, and that importing the module of `source` registers.
     """
@@ -50,6 +51,7 @@ class AccessorModel:
     variants: tuple[Variant, ...]
     source: str
     device: str = "cpu"
+    gpu: Gpu | None = None
     num_runners: int = 1
     constants: str = ""
     operators: tuple[str, ...] = ()
@@ -177,6 +179,7 @@ def _docstring(models: Sequence[AccessorModel], package: str) -> str:
         f"    {first_name}(...)           # loads on the first call; checks its arguments",
         f"    {first_name}.signature      # what it takes and gives",
         f"    {first_name}.path           # the compiled file",
+        f"    {first_name}.with_options(run_single_threaded=True)   # the same, loaded otherwise",
         f'    load("{first_name}")        # PyTorch\'s own object, as torch._inductor.aoti_load_package makes it',
         "",
         f"`python -m {package}._models` lists the models. Nothing here needs more than torch, which is imported when a",
@@ -206,6 +209,7 @@ def _declaration(model: AccessorModel) -> str:
         f"variants = {_literal(model.variants, 1)}",
     ]
     settings += [f"device = {_literal(model.device, 1)}"] if model.device != "cpu" else []
+    settings += [f"gpu = {_literal(model.gpu, 1)}"] if model.gpu is not None else []
     settings += [f"operators = {_literal(model.operators, 1)}"] if model.operators else []
     settings += [f"constants = {_literal(model.constants, 1)}"] if model.constants else []
     settings += [f"num_runners = {model.num_runners}"] if model.num_runners != 1 else []

@@ -45,10 +45,16 @@ class Default:
 DEFAULT = Default()
 
 
-def caller(name: str, signature: Signature, run: Callable[[list[torch.Tensor]], Sequence[Any]]) -> Callable[..., Any]:
+def caller(
+    name: str,
+    signature: Signature,
+    run: Callable[[list[torch.Tensor]], Sequence[Any]],
+    device_index: int = -1,
+) -> Callable[..., Any]:
     """Return a function that takes one value for each parameter of `signature` and answers as eager forward would.
 
     `run` takes the input tensors as a list and returns the compiled results, one for each leaf of the output.
+    `device_index` is the GPU that inputs for a GPU must be on; -1 admits any, as long as they are on the same.
     The function raises TypeError for a wrong type or container and ValueError for a wrong value, naming the argument.
     """
     import torch
@@ -65,7 +71,7 @@ def caller(name: str, signature: Signature, run: Callable[[list[torch.Tensor]], 
     only_tensors = all(isinstance(node, TensorInput) for node in nodes)
     returns_inputs = any(isinstance(leaf, (SameAsInput, Size)) for leaf in signature.outputs)
     rebuild = _rebuilder(signature.output, inputs)
-    full = functools.partial(_full_call, name, signature, run, rebuild)
+    full = functools.partial(_full_call, name, signature, device_index, run, rebuild)
     ordinary = _ordinary(signature)
     if ordinary is None:
 
@@ -148,6 +154,7 @@ def _ordinary(
 def _full_call(
     name: str,
     signature: Signature,
+    device_index: int,
     run: Callable[[list[torch.Tensor]], Sequence[Any]],
     rebuild: Callable[[Sequence[Any], Sequence[Any]], Any],
     given: list[Any],
@@ -158,6 +165,7 @@ def _full_call(
     leaves = signature.inputs
     for leaf, value in zip(leaves, given, strict=True):
         _check_tensor(name, leaf, value)
+    _check_places(name, leaves, given, device_index)
     _check_sizes(name, signature, given)
     _check_memory(name, leaves, given)
     with torch.no_grad():
@@ -268,13 +276,30 @@ def _check_tensor(name: str, leaf: TensorInput, value: Any) -> None:
         raise TypeError(f"{name}: {path} {needed}, stored densely, got a {kind} tensor")
     if str(value.dtype) != f"torch.{leaf.dtype}":
         raise TypeError(f"{name}: {path} {needed}, got {_described(value)} (convert it: {path}.to(torch.{leaf.dtype}))")
-    device = torch.device(leaf.device)
-    if value.device.type != device.type or (device.index is not None and value.device.index != device.index):
-        raise ValueError(f"{name}: {path} must be on {device}, got {_described(value)} on {value.device}")
+    if value.device.type != leaf.device:
+        raise ValueError(f"{name}: {path} must be on {leaf.device}, got {_described(value)} on {value.device}")
     if value.ndim != len(leaf.shape):
         raise ValueError(
             f"{name}: {path} {needed}, got {_described(value)}: {_counted(value.ndim)} instead of {len(leaf.shape)}"
         )
+
+
+def _check_places(name: str, leaves: Sequence[TensorInput], values: Sequence[torch.Tensor], index: int) -> None:
+    """Refuse inputs on another GPU than number `index`, or, where that is -1, on different ones.
+
+    PyTorch's loader does not look: kernels would be launched on the GPU that the model was loaded on.
+    """
+    first = ""
+    for leaf, value in zip(leaves, values, strict=True):
+        if leaf.device == "cpu":
+            continue
+        if index < 0:
+            index, first = value.device.index, leaf.path
+        elif value.device.index != index:
+            why = f", since {first} is" if first else ""
+            raise ValueError(
+                f"{name}: {leaf.path} must be on {leaf.device}:{index}{why}, got {_described(value)} on {value.device}"
+            )
 
 
 def _described(value: torch.Tensor) -> str:

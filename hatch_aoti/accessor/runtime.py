@@ -22,7 +22,7 @@ import tempfile
 import threading
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from hatch_aoti.accessor.calls import caller
 
@@ -34,7 +34,19 @@ if TYPE_CHECKING:
 
     from hatch_aoti.accessor.contract import Signature
 
-__all__ = ["MODELS", "Build", "LoadError", "Model", "Variant", "load", "main"]
+__all__ = [
+    "MODELS",
+    "Build",
+    "Gpu",
+    "LoadError",
+    "LoadOptions",
+    "Model",
+    "Variant",
+    "give_constants",
+    "load",
+    "main",
+    "map_constants",
+]
 
 
 class LoadError(RuntimeError):
@@ -69,6 +81,32 @@ class Variant:
         return f"{self.target} ({self.description})" if self.description else self.target
 
 
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """What code for a GPU needs: the CUDA version of the torch that compiled it, and what its kernels are for.
+
+    `architectures` are in the words of `torch.cuda.get_arch_list()`: `sm_80` is for compute capability 8.0 and later
+    ones of 8; `compute_80` is compiled by the driver, for 8.0 and everything newer; a final `a` means just this one.
+    """
+
+    cuda: str
+    architectures: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadOptions:
+    """How a model is loaded; PyTorch's own terms.
+
+    `device_index` is the GPU, -1 for the one that the inputs of each call are on. `run_single_threaded` leaves out the
+    synchronisation between threads, as capturing a CUDA graph asks for: then only one thread may call at a time.
+    `num_runners` is how many calls may run at once.
+    """
+
+    device_index: int = -1
+    run_single_threaded: bool = False
+    num_runners: int = 1
+
+
 class Model:
     """A compiled model: call it like the `forward` it was compiled from.
 
@@ -82,6 +120,7 @@ class Model:
     signature: ClassVar[Signature]
     variants: ClassVar[tuple[Variant, ...]]
     device: ClassVar[str] = "cpu"
+    gpu: ClassVar[Gpu | None] = None
     num_runners: ClassVar[int] = 1
     constants: ClassVar[str] = ""
     operators: ClassVar[tuple[str, ...]] = ()
@@ -92,8 +131,37 @@ class Model:
         vars(cls)["__call__"].__qualname__ = cls.name  # Python names it when arguments are missing or too many
 
     def __init__(self) -> None:
+        self.options = LoadOptions(num_runners=self.num_runners)
+        # This model by the options it is loaded with; the module's own object comes first.
+        self._family: dict[LoadOptions, Any] = {self.options: self}
         self._call: Callable[..., Any] = self._first_call
         self._loaded = False
+
+    def with_options(
+        self,
+        *,
+        device_index: int | None = None,
+        run_single_threaded: bool | None = None,
+        num_runners: int | None = None,
+    ) -> Self:
+        """Return this model loaded with other options (see `LoadOptions`); those that are left out stay as they are.
+
+        It is the same object for the same options. Its memory is its own: buffers that forward changes start from
+        their values at build time. Nothing is loaded before it is called. Raises TypeError or ValueError.
+        """
+        now = self.options
+        options = LoadOptions(
+            now.device_index if device_index is None else device_index,
+            now.run_single_threaded if run_single_threaded is None else run_single_threaded,
+            now.num_runners if num_runners is None else num_runners,
+        )
+        _check_options(self, options)
+        with _Lock.current:
+            if options not in self._family:
+                other = type(self)()
+                other.options, other._family = options, self._family  # noqa: SLF001
+                self._family[options] = other
+            return self._family[options]  # type: ignore[no-any-return]
 
     @property
     def path(self) -> Path:
@@ -105,8 +173,9 @@ class Model:
     def _first_call(self, *values: Any) -> Any:
         with _Lock.current:
             if not self._loaded:  # another thread may have been faster
-                loader = _open(self, self._variant())
-                self._call = caller(self.name, self.signature, loader.boxed_run)
+                variant = self._variant()
+                run = _open(self, variant).boxed_run if self.device == "cpu" else _OnGpus(self, variant)
+                self._call = caller(self.name, self.signature, run, self.options.device_index)
                 self._loaded = True
         return self._call(*values)
 
@@ -131,12 +200,132 @@ class Model:
             f"Use a wheel built for a lower target."
         )
 
-    def __reduce__(self) -> str:
-        """Pickle and copy by name: the other process loads its own."""
-        return self.name
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """Pickle and copy by name and options: the other process loads its own."""
+        own = next(iter(self._family.values()))
+        return self.name if self is own else (_with_options, (own, self.options))
 
     def __repr__(self) -> str:
-        return f"<{self.name}{self.signature}>"
+        own = dataclasses.asdict(next(iter(self._family)))
+        other = [f"{name}={value}" for name, value in dataclasses.asdict(self.options).items() if value != own[name]]
+        loaded = f".with_options({', '.join(other)})" if other else ""
+        return f"<{self.name}{loaded}{self.signature}>"
+
+
+def _with_options(model: Model, options: LoadOptions) -> Model:
+    return model.with_options(**dataclasses.asdict(options))
+
+
+def _check_options(model: Model, options: LoadOptions) -> None:
+    """Refuse options that PyTorch would misunderstand, or answer with a message that does not name them."""
+    name, index = model.name, options.device_index
+    if type(options.run_single_threaded) is not bool:
+        raise TypeError(f"{name}: run_single_threaded must be True or False, got {options.run_single_threaded!r}")
+    if type(options.num_runners) is not int:
+        raise TypeError(f"{name}: num_runners must be an int, got {options.num_runners!r}")
+    if options.num_runners < 1:
+        raise ValueError(f"{name}: num_runners must be at least 1, got {options.num_runners}")
+    if type(index) is not int:
+        raise TypeError(f"{name}: device_index must be an int, got {index!r}")
+    if model.device == "cpu" and index != -1:
+        raise ValueError(f"{name}: device_index must be -1, since the model was compiled for the CPU; got {index}")
+    if index < -1:
+        raise ValueError(f"{name}: device_index must be the number of a GPU, or -1 for the default; got {index}")
+
+
+class _OnGpus:
+    """Runs a model on the GPU that its inputs are on, where its first call there loads it; or on one GPU alone.
+
+    PyTorch's loader takes the GPU that is current when the model is loaded, and the stream that is current when it is
+    called, whatever the inputs are on; and loading changes which GPU is current. So the right one is made current here,
+    for as long as it takes. A model that keeps state stays where it was first called.
+    """
+
+    def __init__(self, model: Model, variant: Variant) -> None:
+        self.model, self.variant = model, variant
+        self.runs: dict[int, Callable[..., Any]] = {}
+        _check_gpu(model, model.options.device_index)
+
+    def __call__(self, flat: list[torch.Tensor]) -> Sequence[Any]:
+        import torch
+
+        index = self.model.options.device_index
+        if index < 0:
+            index = next((x.device.index for x in flat if x.device.type != "cpu"), -1)
+        if index < 0:  # nothing to follow
+            index = torch.cuda.current_device()
+        with torch.cuda.device(index):
+            run = self.runs.get(index) or self._load(index)
+            return run(flat)  # type: ignore[no-any-return]
+
+    def _load(self, index: int) -> Callable[..., Any]:
+        model = self.model
+        with _Lock.current:
+            if index not in self.runs:
+                if model.signature.state and self.runs:
+                    raise ValueError(
+                        f"{model.name} keeps state, which is on cuda:{next(iter(self.runs))}, where it was first "
+                        f"called; got inputs on cuda:{index}. {model.name}.with_options(device_index={index}) has a "
+                        "state of its own there."
+                    )
+                _check_gpu(model, index)
+                self.runs[index] = _open(model, self.variant, index).boxed_run
+            return self.runs[index]
+
+
+def _check_gpu(model: Model, index: int) -> None:
+    """Refuse a machine that has not what the model's code for a GPU needs, before any of it is loaded.
+
+    `index` is the GPU; -1 is the current one. LoadError says what is missing.
+    """
+    import torch
+
+    name, gpu, here = model.name, model.gpu, f"this torch ({torch.__version__})"
+    if torch.version.cuda is None:
+        raise LoadError(
+            f"{name} was compiled for NVIDIA GPUs, and {here} is built without CUDA. Install a CUDA build of torch "
+            f"{_minor(model.build.torch)} or newer."
+        )
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        raise LoadError(
+            f"{name} was compiled for NVIDIA GPUs, and torch cannot use one here: {_first_line(error)} Check the "
+            "driver (nvidia-smi), and CUDA_VISIBLE_DEVICES."
+        ) from error
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise LoadError(f"{name}: there is no cuda:{index}: torch finds {count} GPU{'s' * (count != 1)} here.")
+    if gpu is None:
+        return
+    if _major(torch.version.cuda) != _major(gpu.cuda):
+        raise LoadError(
+            f"{name} was compiled with CUDA {gpu.cuda}, and {here} is built for CUDA {torch.version.cuda}. Install a "
+            f"torch that is built for CUDA {_major(gpu.cuda)}."
+        )
+    capability = torch.cuda.get_device_capability(None if index < 0 else index)
+    if not any(_runs_on(architecture, capability) for architecture in gpu.architectures):
+        found = f"{torch.cuda.get_device_name(None if index < 0 else index)}, {'.'.join(map(str, capability))}"
+        raise LoadError(
+            f"{name} has GPU code for {', '.join(gpu.architectures)}, which this GPU ({found}) cannot run. Use a wheel "
+            f"that was built for compute capability {'.'.join(map(str, capability))}."
+        )
+
+
+def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
+    """Say whether a GPU runs code for `architecture`; the rules are in the CUDA Programming Guide, "Binary/PTX
+    Compatibility".
+    """
+    kind, _, number = architecture.partition("_")
+    digits = number.rstrip("a")
+    built = (int(digits[:-1]), int(digits[-1]))
+    if digits != number:
+        return capability == built
+    return capability >= built and (kind == "compute" or capability[0] == built[0])
+
+
+def _major(version: str) -> str:
+    return version.partition(".")[0]
 
 
 class _Lock:
@@ -193,7 +382,7 @@ def _check_present(model: Model, path: Path) -> None:
         raise LoadError(f"{model.name}: {path} is missing. Reinstall the package that contains it.")
 
 
-def _open(model: Model, variant: Variant) -> Any:
+def _open(model: Model, variant: Variant, device_index: int = -1) -> Any:
     """Return PyTorch's C++ loader on a variant's file.
 
     That loader unpacks archives into TMPDIR, keeps them there while it lives, and leaves them behind when it fails or
@@ -207,16 +396,19 @@ def _open(model: Model, variant: Variant) -> Any:
     _register_operators(model)
     loader_class = getattr(torch._C._aoti, "AOTIModelPackageLoader", None)  # noqa: SLF001
     if loader_class is None:  # a later torch: its own function knows how
+        single = model.options.run_single_threaded
         with _alone(path, variant.entry) as alone:
-            loader = _aoti_load_package(str(alone)).loader
+            loader = _aoti_load_package(str(alone), run_single_threaded=single, device_index=device_index).loader
         _give_constants(model, loader.load_constants)
         return loader
-    failures = []
+    options, failures = model.options, []
     for place in dict.fromkeys([_temporary_folder(), _cache_folder(), path.parent]):
         try:
             again, keep = not model.signature.state, model.device != "cpu"
             with _unpacked(path, variant.entry, place, again=again, keep=keep) as folder:
-                loader = loader_class(str(folder), variant.entry, False, model.num_runners, -1)
+                loader = loader_class(
+                    str(folder), variant.entry, options.run_single_threaded, options.num_runners, device_index
+                )
             _give_constants(model, loader.load_constants)
         except LoadError:
             raise
@@ -268,9 +460,13 @@ def _give_constants(model: Model, load_constants: Callable[..., None]) -> None:
     """
     if not model.constants:
         return
-    share = model.device == "cpu" and not model.signature.state
     tensors = map_constants(model.folder / model.constants, model.name)
-    load_constants(tensors, False, True, share, not share)
+    give_constants(load_constants, tensors, shared=model.device == "cpu" and not model.signature.state)
+
+
+def give_constants(load_constants: Callable[..., None], tensors: dict[str, torch.Tensor], *, shared: bool) -> None:
+    """Call PyTorch's `load_constants` on tensors of the CPU, which it uses where they are, or copies to the device."""
+    load_constants(tensors, False, True, shared, not shared)
 
 
 def map_constants(path: Path, model: str) -> dict[str, torch.Tensor]:
@@ -433,10 +629,12 @@ def load(name: str, device_index: int = -1, run_single_threaded: bool = False) -
 
     It is made on the first call for each set of arguments. Named tuples, dataclasses and `torch.return_types` are
     plain tuples here, and nothing is checked: calling a model of this module directly does more and starts faster.
-    Raises KeyError for an unknown name and LoadError if the model cannot be loaded here.
+    Raises KeyError for an unknown name, TypeError or ValueError for a wrong option, and LoadError if the model cannot
+    be loaded here.
     """
     if name not in MODELS:
         raise KeyError(f"no model {name!r} in this package; there are: {', '.join(MODELS)}")
+    _check_options(MODELS[name], LoadOptions(device_index, run_single_threaded))
     key = (name, device_index, run_single_threaded)
     with _Lock.current:
         if key not in _packages:
@@ -448,6 +646,8 @@ def _load_package(model: Model, device_index: int, run_single_threaded: bool) ->
     variant = model._variant()  # noqa: SLF001
     path = model.folder / variant.file
     _check_present(model, path)
+    if model.device != "cpu":
+        _check_gpu(model, device_index)
     _register_operators(model)
     place = _temporary_folder()
     before = set(place.glob("aotinductor_*"))
@@ -510,6 +710,8 @@ def _listing() -> str:
             size = f"{path.stat().st_size / 1e6:.2f} MB" if path.is_file() else "MISSING"
             inside = "" if variant.entry == "model" else f" ({variant.entry} in it)"
             lines.append(f"  {path}{inside}: {size}, {variant}, {model.device}")
+        if model.gpu is not None:
+            lines.append(f"  GPU: CUDA {model.gpu.cuda}, kernels for {', '.join(model.gpu.architectures)}")
         lines += [f"  constants: {model.folder / model.constants}"] if model.constants else []
         lines.append(f"  source: {model.source}")
         blocks.append("\n".join(lines))

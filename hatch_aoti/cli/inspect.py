@@ -50,7 +50,9 @@ def _print(report: Report) -> None:
     for model in report.models:
         _line(console, f"\n{model.name}{model.signature}")
         bundle = "" if model.bundle is None else f", in the bundle {model.bundle}"
-        _line(console, f"  from {model.source}, for {model.device}{bundle}")
+        gpu = model.gpu
+        kernels = f" {gpu.cuda}, compiled on {gpu.name}; kernels for {', '.join(gpu.architectures)}" if gpu else ""
+        _line(console, f"  from {model.source}, for {model.device}{kernels}{bundle}")
         for artifact in model.artifacts:
             checked = "checked against eager" if artifact.verified else "NOT checked against eager"
             _line(

@@ -14,11 +14,14 @@
 // runs the files; at::cpu::get_cpu_capabilities (ATen/cpu/Utils.h) says what the CPU can do.
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/cpu/Utils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_file.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/headeronly/version.h>
 
@@ -399,8 +402,9 @@ inline std::string described(const at::Tensor& tensor) {
   return text + "]";
 }
 
-/// Refuse a tensor of another dtype, device or rank.
-inline void check_tensor(const std::string& model, const Input& input, const at::Tensor& given) {
+/// Refuse a tensor of another dtype or rank, or on another device than the `device` that the model was loaded on.
+inline void check_tensor(
+    const std::string& model, const Input& input, const at::Device& device, const at::Tensor& given) {
   const std::string start = model + ": " + input.path + " must be ";
   if (!given.defined()) {
     throw std::invalid_argument(start + "a tensor " + input.str() + ", got an undefined one");
@@ -411,8 +415,9 @@ inline void check_tensor(const std::string& model, const Input& input, const at:
   if (given.scalar_type() != input.type || given.dim() != static_cast<int64_t>(input.shape.size())) {
     throw std::invalid_argument(start + "a tensor " + input.str() + ", got " + described(given));
   }
-  if (given.device().type() != input.device.type()) {
-    throw std::invalid_argument(start + "on " + input.device.str() + ", got a tensor on " + given.device().str());
+  const at::Device& wanted = input.device.is_cpu() ? input.device : device;
+  if (given.device() != wanted) {
+    throw std::invalid_argument(start + "on " + wanted.str() + ", got a tensor on " + given.device().str());
   }
 }
 
@@ -583,7 +588,7 @@ constexpr const char* machine_name =
 struct Options {
   bool run_single_threaded = false;       ///< leave out the synchronisation between threads: one caller at a time
   size_t num_runners = 1;                 ///< calls that run at the same time
-  at::DeviceIndex device_index = -1;      ///< -1: the default device; 1: cuda:1
+  at::DeviceIndex device_index = -1;      ///< -1: the device that is current when the model is loaded; 1: cuda:1
 };
 
 /// A compiled model. Loading takes milliseconds; calls may come from several threads.
@@ -592,7 +597,8 @@ class Model {
   /// Load the model `name` of the package in `folder`: the best of its files that this CPU can run.
   ///
   /// Throws LoadError if there is no such model, if this machine, its CPU or the torch that the program was compiled
-  /// with cannot run it, or if a file is missing or damaged. No code of the model runs before that is known.
+  /// with cannot run it, if there is no GPU for a model that needs one, or if a file is missing or damaged. No code of
+  /// the model runs before that is known. Throws std::invalid_argument for a device_index that makes no sense.
   explicit Model(std::string name, const std::filesystem::path& folder, const Options& options = {})
       : name_(std::move(name)) {
     const detail::Json manifest = read_manifest(folder);
@@ -604,9 +610,11 @@ class Model {
       throw LoadError(name_ + ": " + path_.string() + " is missing. Reinstall the package that contains it.");
     }
     check_operators(model);
+    device_ = choose_device(model["device"].string(), options.device_index);
+    const c10::OptionalDeviceGuard guard = current();  // loading would change which GPU is current
     try {
       loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
-          path_.string(), artifact["entry"].string(), options.run_single_threaded, options.num_runners, options.device_index);
+          path_.string(), artifact["entry"].string(), options.run_single_threaded, options.num_runners, device_.index());
     } catch (const std::exception& error) {
       throw LoadError(
           name_ + ": torch " TORCH_VERSION " cannot load " + path_.string() + ", which torch " +
@@ -614,7 +622,7 @@ class Model {
     }
     if (model["external_constants"].boolean()) {
       // A model that writes into its constants, or runs on another device, gets a copy.
-      const bool share = model["device"].string() == "cpu" && !signature_.keeps_state;
+      const bool share = device_.is_cpu() && !signature_.keeps_state;
       constants_ = detail::map_constants(folder / manifest["constants_file"]["file"].string(), name_);
       loader_->load_constants(constants_, false, true, share, !share);
     }
@@ -632,11 +640,12 @@ class Model {
           std::to_string(inputs.size()));
     }
     for (size_t number = 0; number < inputs.size(); ++number) {
-      detail::check_tensor(name_, signature_.inputs[number], inputs[number]);
+      detail::check_tensor(name_, signature_.inputs[number], device_, inputs[number]);
     }
     detail::check_sizes(name_, signature_, inputs);
 
     const at::NoGradGuard no_gradients;
+    const c10::OptionalDeviceGuard guard = current();  // the loader takes its stream
     std::vector<at::Tensor> laid_out(inputs.size());
     for (size_t number = 0; number < inputs.size(); ++number) {
       const detail::Input& input = signature_.inputs[number];
@@ -701,6 +710,41 @@ class Model {
     }
   }
 
+  /// Return the device to load on, the current one for -1. Whether a GPU runs the kernels is for its driver to say: what
+  /// it can do is not to be had without CUDA's own headers.
+  at::Device choose_device(const std::string& kind, at::DeviceIndex index) const {
+    if (kind == "cpu") {
+      if (index != -1) {
+        throw std::invalid_argument(
+            name_ + ": device_index must be -1, since the model was compiled for the CPU; got " +
+            std::to_string(index));
+      }
+      return at::kCPU;
+    }
+    const auto count = at::getNumGPUs();
+    if (count == 0) {
+      throw LoadError(
+          name_ + " was compiled for NVIDIA GPUs, and torch finds none: the torch of this program is built without "
+          "CUDA, or there is no GPU, no driver (nvidia-smi), or CUDA_VISIBLE_DEVICES hides it.");
+    }
+    if (index < -1) {
+      throw std::invalid_argument(
+          name_ + ": device_index must be the number of a GPU, or -1 for the current one; got " +
+          std::to_string(index));
+    }
+    if (index >= static_cast<int64_t>(count)) {
+      throw LoadError(
+          name_ + ": there is no cuda:" + std::to_string(index) + ": torch finds " + std::to_string(count) +
+          " GPUs here.");
+    }
+    return index == -1 ? c10::impl::VirtualGuardImpl(at::kCUDA).getDevice() : at::Device(at::kCUDA, index);
+  }
+
+  /// Make the model's GPU the current one, for as long as the result lives; nothing for the CPU.
+  c10::OptionalDeviceGuard current() const {
+    return device_.is_cpu() ? c10::OptionalDeviceGuard() : c10::OptionalDeviceGuard(device_);
+  }
+
   /// Return the best artifact that this machine can run; the best is listed first.
   const detail::Json& choose(const detail::Json& model) const {
     const detail::Json::Array& artifacts = model["artifacts"].array();
@@ -745,6 +789,7 @@ class Model {
 
   std::string name_;
   std::filesystem::path path_;
+  at::Device device_ = at::kCPU;
   detail::Signature signature_;
   detail::Constants constants_;  // the loader points into these, so they go after it
   std::unique_ptr<torch::inductor::AOTIModelPackageLoader> loader_;
