@@ -7,6 +7,7 @@ a few functions that are replaced while it compiles (see `_steer`).
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import copy
 import ctypes
 import dataclasses
@@ -22,6 +23,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -242,7 +244,7 @@ def _steer(target: Target, headers: Path) -> Iterator[None]:
     from torch._inductor import codecache, cpu_vec_isa
 
     replaced: list[tuple[Any, str, Any]] = [
-        (codecache, "_precompile_header", functools.partial(_precompiled_header, headers)),
+        (codecache, "_precompile_header", _PrecompiledHeaders(headers)),
         *_thread_policy(),
     ]
     if target.vec_isa != TORCH_PICKS:
@@ -333,26 +335,34 @@ def _forced_isa(name: str) -> Any:
     return type(name, (base,), {"__bool__": lambda _self: True, "__hash__": base.__hash__})()
 
 
-def _precompiled_header(headers: Path, header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
-    """Stand in for torch's function of this name: return the path of a header that has a precompiled form next to it.
+class _PrecompiledHeaders:
+    """Stands in for torch's function that precompiles a header: returns its path, next to the precompiled form.
 
     torch keys its precompiled headers by paths, so that a build in an isolated environment never finds one again
     (10 s each time), preprocesses them to notice changes (1 s each) and can leave a half-written one behind. Here the
     key is the toolchain and the flags without paths, and a header appears when it is whole.
-    """
-    import torch
-    from torch._inductor import cpp_builder
 
-    del hashable_cmd_line  # names paths of this machine
-    compile_command.pop("extra_flags", None)
-    is_wrapper = bool(compile_command.get("min_optimize"))
-    options = cpp_builder.CppTorchDeviceOptions(**compile_command, precompiling=True)
-    places = {str(Path(torch.__file__).parent): "<torch>", sysconfig.get_path("include"): "<python>"}
-    script = Path(options.get_compiler())
-    with tempfile.TemporaryDirectory() as directory:
-        source = Path(directory) / _HEADER
-        builder = cpp_builder.CppBuilder(name=str(source), sources=str(source), BuildOption=options)
-        command = builder.get_command_line()
+    For a CPU, torch asks for the wrapper's header and then for that of the kernels: the first is made while the second
+    is, and both are there when the second call returns.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.wrappers = ThreadPoolExecutor(1)
+        self.pending: Future[None] | None = None
+
+    def __call__(self, header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
+        import torch
+        from torch._inductor import cpp_builder
+
+        del hashable_cmd_line  # names paths of this machine
+        compile_command.pop("extra_flags", None)
+        is_wrapper = bool(compile_command.get("min_optimize"))
+        options = cpp_builder.CppTorchDeviceOptions(**compile_command, precompiling=True)
+        script = Path(options.get_compiler())
+        with tempfile.TemporaryDirectory() as directory:
+            command = _header_builder(Path(directory), options).get_command_line()
+        places = {str(Path(torch.__file__).parent): "<torch>", sysconfig.get_path("include"): "<python>"}
         for place, token in {**places, directory: "<work>", str(script): "<compiler>"}.items():
             command = command.replace(place, token)
         identity = [
@@ -363,22 +373,43 @@ def _precompiled_header(headers: Path, header: str, hashable_cmd_line: str, **co
             str(torch.version.git_version),
             _script_identity(script),
         ]
-        final = headers / hashlib.sha256("\0".join(identity).encode()).hexdigest()
-        headers.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{final}.lock"):  # other workers and builds want the same headers: they wait, and find them
-            if not (final / Path(builder.get_target_file_path()).name).is_file():
+        final = self.directory / hashlib.sha256("\0".join(identity).encode()).hexdigest()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if is_wrapper:
+            (script.parent / _OBJECTS).write_text(os.fspath(final / _SHARED_OBJECT), encoding="utf-8")
+        if is_wrapper and compile_command["device_type"] == "cpu":
+            context = contextvars.copy_context()  # torch's options are in it
+            self.pending = self.wrappers.submit(context.run, _make_header, final, header, options, compile_command)
+        else:
+            _make_header(final, header, options, compile_command)
+            if self.pending is not None:
+                self.pending.result()
+        return str(final / _HEADER)
+
+
+def _header_builder(directory: Path, options: Any) -> Any:
+    from torch._inductor import cpp_builder
+
+    source = os.fspath(directory / _HEADER)
+    return cpp_builder.CppBuilder(name=source, sources=source, BuildOption=options)
+
+
+def _make_header(final: Path, header: str, options: Any, compile_command: Mapping[str, Any]) -> None:
+    """Have `header` in the directory `final`, precompiled; for a wrapper's header also the object that goes with it."""
+    with FileLock(f"{final}.lock"):  # other workers and builds want the same headers: they wait, and find them
+        if not final.is_dir():
+            with tempfile.TemporaryDirectory() as directory:
+                source = Path(directory) / _HEADER
+                is_wrapper = bool(compile_command.get("min_optimize"))
                 declarations = _REGEX.replace("template", "extern template") if is_wrapper else ""
                 source.write_text(f"#include <{header}>\n{declarations}", encoding="utf-8")
-                builder.build()
+                _header_builder(Path(directory), options).build()
                 if is_wrapper:
                     _build_shared_object(source, compile_command)
                 with _appearing(final) as new:
                     for path in Path(directory).iterdir():
                         shutil.copyfile(path, new / path.name)
         os.utime(final)  # used now: the cache removes what is not
-    if is_wrapper:
-        (script.parent / _OBJECTS).write_text(os.fspath(final / _SHARED_OBJECT), encoding="utf-8")
-    return str(final / _HEADER)
 
 
 def _build_shared_object(header: Path, compile_command: Mapping[str, Any]) -> None:
