@@ -477,7 +477,7 @@ def two_gpus(monkeypatch, fake, temporary):  # noqa: F811
 
 def test_a_model_runs_where_its_inputs_are_and_is_loaded_there_once(tmp_path, two_gpus):
     module = gpu_model(tmp_path)
-    run_on = module._OnGpus(module.double, module.double.path)
+    run_on = module._OnGpus(module.double, module.double.variants[0])
     for device in ("cuda:1", "cuda:0", "cuda:1"):
         run_on([on("cpu"), on(device)])
     assert [(loader.index, loader.current, loader.ran) for loader in GpuLoader.made] == [(1, 1, [1, 1]), (0, 0, [0])]
@@ -489,7 +489,7 @@ def test_a_model_runs_where_its_inputs_are_and_is_loaded_there_once(tmp_path, tw
 
 def test_a_model_with_state_stays_where_it_was_first_called(tmp_path, two_gpus):
     module = gpu_model(tmp_path, state=("count",))
-    run_on = module._OnGpus(module.double, module.double.path)
+    run_on = module._OnGpus(module.double, module.double.variants[0])
     run_on([on("cuda:1")])
     with pytest.raises(
         ValueError, match=r"^double keeps state, which is on cuda:1, .*\.with_options\(device_index=0\)"
@@ -501,7 +501,7 @@ def test_a_model_with_state_stays_where_it_was_first_called(tmp_path, two_gpus):
 def test_a_device_index_is_where_a_model_runs(tmp_path, two_gpus):
     module = gpu_model(tmp_path)
     model = module.double.with_options(device_index=1)
-    module._OnGpus(model, model.path)([on("cuda:1")])
+    module._OnGpus(model, model.variants[0])([on("cuda:1")])
     assert [loader.index for loader in GpuLoader.made] == [1]
 
 
