@@ -22,7 +22,7 @@ from hatch_aoti.errors import Problem, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Debugging", "check_logs", "read_debugging", "settle", "without_debugging"]
+__all__ = ["Debugging", "check_logs", "read_debugging", "relocated", "settle", "without_debugging"]
 
 _COMPILE = "AOT_INDUCTOR_DEBUG_COMPILE"
 _SYMBOLS = "AOT_INDUCTOR_DEBUG_SYMBOLS"
@@ -162,24 +162,28 @@ def check_logs(payload: Mapping[str, str]) -> str:
     )
 
 
+def relocated(text: str, folder: Path, place: Path) -> str:
+    """Return `text` with `place` for `folder`, and for the temporary folder that is in."""
+    here = {os.fspath(folder), os.path.realpath(folder), os.fspath(folder.parent), os.path.realpath(folder.parent)}
+    longest_first = "|".join(map(re.escape, sorted(here, key=len, reverse=True)))
+    return re.sub(longest_first, lambda _: os.fspath(place), text)
+
+
 def settle(folder: Path, place: Path) -> None:
     """Make `folder`, in which a model was compiled, ready to be moved to `place`.
 
-    Objects go, and texts that name the folder, or the one it is in, which is temporary, name the place instead.
+    Objects go, and texts name the place (see `relocated`).
     """
-    here = {os.fspath(folder), os.path.realpath(folder), os.fspath(folder.parent), os.path.realpath(folder.parent)}
-    longest_first = sorted(here, key=len, reverse=True)
-    pattern = re.compile(b"|".join(re.escape(os.fsencode(name)) for name in longest_first))
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not path.is_file():
             continue
         if path.suffix in _OBJECTS:
             path.unlink()
         elif path.suffix in _TEXTS and path.stat().st_size <= _MOST_TEXT:
-            old = path.read_bytes()
-            new = pattern.sub(lambda _: os.fsencode(place), old)
+            old = path.read_text(encoding="utf-8", errors="surrogateescape")
+            new = relocated(old, folder, place)
             if new != old:
-                path.write_bytes(new)
+                path.write_text(new, encoding="utf-8", errors="surrogateescape")
     for path in sorted(folder.rglob("locks")):
         with contextlib.suppress(OSError):
             path.rmdir()

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_aoti.debugging import settle, without_debugging
+from hatch_aoti.debugging import relocated, settle, without_debugging
 from hatch_aoti.errors import AotiError, CompileError, ModelError, Problem, SettingsError
 
 if TYPE_CHECKING:
@@ -318,18 +318,20 @@ def _result(outcome: Outcome, cache: Cache, project: str) -> ModelResult:
     name = outcome.job.name
     if outcome.crashed:
         log = outcome.job.log.read_text(encoding="utf-8", errors="replace")
-        raise ModelError(
-            name,
-            outcome.stage,
-            outcome.describe_crash(),
-            hint="the end of its output is above; run the model in plain PyTorch to see whether it crashes there too",
-            details="\n".join(log.splitlines()[-15:]),
-            **_kept_for(outcome, cache, project),
-        )
-    result = ModelResult.from_json(outcome.result)
-    if result.error is not None:
-        raise ModelError(name, **result.error, **_kept_for(outcome, cache, project))
-    return result
+        error = {
+            "stage": outcome.stage,
+            "reason": outcome.describe_crash(),
+            "hint": "the end of its output is above; see whether the model crashes in plain PyTorch, too",
+            "details": "\n".join(log.splitlines()[-15:]),
+        }
+    else:
+        result = ModelResult.from_json(outcome.result)
+        if result.error is None:
+            return result
+        error = result.error
+    folder, place = outcome.job.directory / _FOR_READING, cache.debug_folder(project, name)
+    error = {part: relocated(text, folder, place) for part, text in error.items()}
+    raise ModelError(name, **error, **_kept_for(outcome, cache, project))
 
 
 def _kept_for(outcome: Outcome, cache: Cache, project: str) -> dict[str, str]:

@@ -645,5 +645,10 @@ def inductor_options(signature: Signature) -> dict[str, bool]:
 
     For a model with state: constant folding takes a buffer for a constant, so `count.add_(1)` always gives 1
     (pytorch/pytorch#165444, #169118, #120424). Freezing folds in the same way.
+
+    For a dimension that may be 0 or 1: `torch.export` takes its lower bound for 2, and with
+    `AOTI_RUNTIME_CHECK_INPUTS=1` the compiled code would refuse what it computes correctly.
     """
-    return {"joint_graph_constant_folding": False, "freezing": False} if signature.state else {}
+    state = {"joint_graph_constant_folding": False, "freezing": False} if signature.state else {}
+    small = {"aot_inductor.check_lowerbound": False} if any(dim.min < 2 for dim in signature.dims) else {}
+    return {**state, **small}
