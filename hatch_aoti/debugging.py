@@ -82,7 +82,7 @@ class Debugging:
 
     @property
     def saves_values(self) -> bool:
-        """Whether compiled code writes files into the current directory, `tmp/aoti_torch/`."""
+        """Whether compiled code writes files into the current directory, `tmp/aoti_torch….pt`."""
         return self.changes.get(_PRINTER) == "1"
 
     def inductor_options(self) -> dict[str, Any]:
