@@ -156,7 +156,8 @@ def _run(
             outcomes = run_jobs(
                 jobs,
                 at_once=settings.jobs or default_job_count(len(jobs)),
-                preload="hatch_aoti.job:preload" if _forkable(requests) else "",
+                # When debugging, each worker imports torch itself: it reads on import where its output goes.
+                preload="hatch_aoti.job:preload" if _forkable(requests) and not settings.debugging else "",
                 on_stage=lambda job, stage: reporter.stage(job.name, stage),
             )
         for outcome in outcomes:
