@@ -64,8 +64,12 @@ def make_bundle(
     torch_version: str,
     tag: TagChoice,
     cache: Cache,
+    debug: Mapping[str, str],
 ) -> Bundle:
-    """Put together what the wheel gets for `results` (sorted by name), compiled for `targets` (best first)."""
+    """Put together what the wheel gets for `results` (sorted by name), compiled for `targets` (best first).
+
+    `debug` has the environment variables that made this a debug build; none in a release build.
+    """
     constants = merged_constants(results, cache)
     locations = locate_models(results, entries, targets, cache)
     digests = {path: file_digest(path) for path in {location.path for location in locations.values()}}
@@ -100,6 +104,7 @@ def make_bundle(
         system=platform.system(),
         machine=platform.machine(),
         hatch_aoti_version=__version__,
+        debug=tuple(f"{name}={value}" for name, value in sorted(debug.items())),
     )
     cpp = render_cmake(
         models, package=package, version=version, torch_version=torch_version, hatch_aoti_version=__version__
@@ -112,6 +117,8 @@ def make_bundle(
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "models": {result.name: _describe(result, entries[result.name], locations, digests) for result in results},
     }
+    if debug:
+        manifest["debug"] = dict(debug)
     artifacts = {location.path.name: location.path for location in locations.values()}
     if constants is not None:
         artifacts[CONSTANTS] = constants

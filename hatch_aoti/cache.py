@@ -5,6 +5,7 @@ Layout below the cache's root:
     artifacts/ab/abcdef…/   one finished entry: its files, and `SHA256SUMS.json` over them
     notes/ab/abcdef….json   what is known about earlier results, only ever a hint
     locks/abcdef….lock      held while one process makes that entry
+    debug/<…>/<model>/      what a failed or debugged compilation left for reading: the latest of each model
     scratch/…/              work in progress; the owner holds a lock on it, so a dead owner's is recognised and swept
 
 An entry appears by a rename of its finished directory, so it is either whole or absent, whatever is killed and when.
@@ -179,6 +180,24 @@ class Cache:
             json.dump(notes, file)
         Path(partial).replace(path)
 
+    def debug_folder(self, project: str, model: str) -> Path:
+        """Return where the folder is, or will be, with what a compilation of a project's model left for reading."""
+        return self.root / "debug" / project / model
+
+    def keep_folder(self, directory: Path, project: str, model: str) -> Path:
+        """Make `directory` the `debug_folder` of a model, by a rename, in place of the one before; return its path.
+
+        `directory` must be on the cache's file system (see `scratch`) and is gone afterwards.
+        """
+        place = self.debug_folder(project, model)
+        with self.lock(hashlib.sha256(os.fsencode(place)).hexdigest()):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if place.exists():
+                self._discard(place)
+            directory.rename(place)
+        os.utime(place)  # made now: see `trim`
+        return place
+
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[None]:
         """Hold the lock of `key`: whoever waits for it finds the entry made by the one before."""
@@ -210,7 +229,11 @@ class Cache:
 
         Returns how many bytes that freed. What was used within the last hour stays, as a build may be at it.
         """
-        found = [*self.root.glob("artifacts/*/*"), *self.root.glob("notes/*/*.json"), *self.root.glob("headers/*/")]
+        found = [
+            path
+            for pattern in ("artifacts/*/*", "notes/*/*.json", "headers/*/", "debug/*/*/")
+            for path in self.root.glob(pattern)
+        ]
         entries = []
         for path in found:
             with contextlib.suppress(OSError):

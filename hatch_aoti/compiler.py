@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from hatch_aoti.toolchain import Toolchain
 
 __all__ = [
+    "COMMANDS",
     "Compiled",
     "all_options",
     "compile_program",
@@ -71,6 +72,9 @@ template class _NFA<std::regex_traits<char>>;
 _SHARED_OBJECT = "shared.o"
 _OBJECTS = "objects"  # next to the compiler script: what it links to every model
 
+COMMANDS = "commands.sh"
+"""The file, in the directory of a compilation, with the commands of the C++ compiler that were really run."""
+
 # How many threads torch assumes when it decides which loops to make parallel. The number itself does not get into
 # the code (`cpp.dynamic_threads`), but the decisions would otherwise follow the builder's cores.
 _ASSUMED_THREADS = 8
@@ -85,7 +89,7 @@ _BUILDER_METADATA = frozenset({"AOTI_CPU_ISA", "AOTI_PLATFORM", "AOTI_MACHINE", 
 
 
 # The line in a generated source after which there are only the commands that compile it.
-_COMMANDS = "\n// Compile cmd\n"
+_COMPILE_COMMENT = "\n// Compile cmd\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,12 +147,15 @@ def compile_program(
     headers: Path,
     seed: int,
     include_sources: bool = False,
+    symbols_for: Path | None = None,
 ) -> Compiled:
     """Compile a program for one target.
 
     `options` are inductor options over the target's own; `directory` is private to this call and receives everything
-    that is generated; `headers` is shared between calls and builds and keeps the precompiled headers. Neither path
-    gets into the result. With `include_sources` the generated C++ is among the files. Raises `CompileError`.
+    that is generated, and the compiler's commands (`COMMANDS`); `headers` is shared between calls and builds and keeps
+    the precompiled headers. Neither path gets into the result. With `include_sources` the generated C++ is among the
+    files. `symbols_for` is for debuggers: the result keeps its symbols, and they name this place for what is in
+    `directory`. Raises `CompileError`.
     """
     import torch
     import torch._inductor
@@ -161,7 +168,7 @@ def compile_program(
                 hint="see torch/_inductor/config.py for the options of the installed torch",
             )
     merged = {
-        "cpp.cxx": (None, os.fspath(_compiler_script(toolchain, directory))),
+        "cpp.cxx": (None, os.fspath(_compiler_script(toolchain, directory, symbols_for))),
         # Kernels are compiled in this process's own children, so that they die with it.
         "compile_threads": 1,
         **all_options(target, options),
@@ -231,7 +238,7 @@ def _needed(files: list[Path], sources: Path | None) -> dict[str, Path | bytes]:
             if sources is not None:
                 text = path.read_text(encoding="utf-8").replace(os.fspath(sources), ".")
                 # torch appends the commands that it ran, which name paths of the builder.
-                kept[path.name] = f"{text.partition(_COMMANDS)[0].rstrip()}\n".encode()
+                kept[path.name] = f"{text.partition(_COMPILE_COMMENT)[0].rstrip()}\n".encode()
         else:
             kept[path.name] = path
     return kept
@@ -438,37 +445,59 @@ def _appearing(final: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _compiler_script(toolchain: Toolchain, directory: Path) -> Path:
-    """Write the script that stands in for the compiler, with the flags that keep the builder out of the result."""
+def _compiler_script(toolchain: Toolchain, directory: Path, symbols_for: Path | None) -> Path:
+    """Write the script that stands in for the compiler, with the flags that keep the builder out of the result.
+
+    With `symbols_for` the builder is kept in, for debuggers. The script notes each command that makes something in
+    `directory`, in a form that a shell reads.
+    """
     import torch
 
-    places = {
-        os.fspath(directory): ".",
-        os.fspath(Path(torch.__file__).parent): "torch",
-        sysconfig.get_path("include"): "python",
-        sysconfig.get_path("platinclude"): "python",
-    }
+    if symbols_for is None:
+        places = {
+            os.fspath(directory): ".",
+            os.fspath(Path(torch.__file__).parent): "torch",
+            sysconfig.get_path("include"): "python",
+            sysconfig.get_path("platinclude"): "python",
+        }
+    else:
+        places = {os.fspath(directory): os.fspath(symbols_for)}
     # torch and the compiler resolve symbolic links here and there.
     places = {os.path.realpath(place): token for place, token in places.items()} | places
     # Of several that match, the compiler takes the last: the longest, as a prefix of another must not win.
     maps = [f"-ffile-prefix-map={place}={token}" for place, token in sorted(places.items())]
     if sys.platform == "darwin":
-        link = ["-Wl,-x", "-Wl,-S"]
+        link = ["-Wl,-x", "-Wl,-S"] if symbols_for is None else []
     else:
         # The assembly file with the weights has no .note.GNU-stack, which makes the whole object ask for an
         # executable stack, and glibc >= 2.41 refuses to load it.
-        link = ["-Wl,-z,noexecstack", "-Wl,-s", "-Wl,--build-id=none"]
+        link = ["-Wl,-z,noexecstack"]
+        link += ["-Wl,-s", "-Wl,--build-id=none"] if symbols_for is None else []
     # torch tells compilers apart by their names.
     script = directory / ("clang++" if "clang" in toolchain.compiler.lower() else "g++")
+    here = shlex.quote(os.fspath(directory))
     script.write_text(
         "#!/bin/sh\n"
         "# Stands in for the C++ compiler, see hatch_aoti/compiler.py.\n"
+        "output=\n"
         'for argument in "$@"; do\n'
-        '  if [ "$argument" = -shared ]; then\n'
-        f'    set -- "$@" {shlex.join(link)} $(cat {shlex.quote(os.fspath(directory / _OBJECTS))}); break\n'
-        "  fi\n"
+        '  case "$argument" in\n'
+        f'    -shared) set -- "$@" {shlex.join(link)} $(cat {here}/{_OBJECTS}) ;;\n'
+        f"    {here}/*.o | {here}/*.so) output=$argument ;;\n"
+        "  esac\n"
         "done\n"
-        f'exec {shlex.join(toolchain.command)} "$@" {shlex.join(maps)}\n',
+        f'set -- {shlex.join(toolchain.command)} "$@" {shlex.join(maps)}\n'
+        'if [ -n "$output" ]; then\n'
+        '  { printf "\\n# makes %s\\n" "${output##*/}"\n'
+        '    for argument in "$@"; do\n'
+        '      case "$argument" in\n'
+        f"""        *[!A-Za-z0-9_./=+,:@-]*) printf "'%s' " "$(printf %s "$argument" | sed "s/'/'\\\\\\\\''/g")" ;;\n"""
+        '        *) printf "%s " "$argument" ;;\n'
+        "      esac\n"
+        "    done\n"
+        f"    echo; }} >> {here}/{COMMANDS}\n"
+        "fi\n"
+        'exec "$@"\n',
         encoding="utf-8",
     )
     script.chmod(script.stat().st_mode | stat.S_IXUSR)

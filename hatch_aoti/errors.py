@@ -46,11 +46,21 @@ class ModelError(AotiError):
 
     `stage` is one of `load`, `import`, `build`, `weights`, `inputs`, `export`, `compile`, `verify`; `reason` is one or
     more sentences; `hint` says what to do; `details` is text that helps to find the place: the user's own traceback, or
-    the telling end of the compiler's output; `log` is the file with everything.
+    the telling end of the compiler's output; `log` is the file with everything, and `folder`, if what is needed to
+    compile the model again could be kept, the one with that, and `script` a script in it that does.
     """
 
     def __init__(
-        self, model: str, stage: str, reason: str, *, hint: str = "", details: str = "", log: str = ""
+        self,
+        model: str,
+        stage: str,
+        reason: str,
+        *,
+        hint: str = "",
+        details: str = "",
+        log: str = "",
+        folder: str = "",
+        script: str = "",
     ) -> None:
         self.model, self.stage, self.reason = model, stage, reason
         self.hint, self.details, self.log = hint, details, log
@@ -58,6 +68,8 @@ class ModelError(AotiError):
         lines += [f"    {line}" for line in details.splitlines()]
         lines += [f"  What to do: {hint}"] if hint else []
         lines += [f"  Full log: {log}"] if log else []
+        lines += [f"  To reproduce it: {folder} has the exported program and what was made of it;"] if folder else []
+        lines += [f"    `python {script}` compiles it in plain PyTorch"] if folder else []
         super().__init__("\n".join(lines))
 
 

@@ -93,7 +93,10 @@ class ModelReport:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Everything that was found. A bare `.pt2` has no manifest: then only `source` and `files` say something."""
+    """Everything that was found. A bare `.pt2` has no manifest: then only `source` and `files` say something.
+
+    `debug` has the variables that made it a debug build.
+    """
 
     source: str
     package: str | None
@@ -101,6 +104,7 @@ class Report:
     generator: str | None
     models: tuple[ModelReport, ...]
     files: tuple[FileReport, ...]
+    debug: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-ready data."""
@@ -188,12 +192,13 @@ def _report(source: str, manifest: bytes, read: Callable[[str, str | None], File
         digests = {_file_name(item["file"]): str(item["sha256"]) for item in described}
         generator = f"{data['generator']['name']} {data['generator']['version']}"
         package, tag = data["package"], data["platform_tag"]
+        debug = {str(name): str(value) for name, value in data.get("debug", {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise AotiError(
             f"{source}: {_MANIFEST} is not a manifest of hatch-aoti, or it is damaged: {reason}."
         ) from error
-    return Report(source, package, tag, generator, models, tuple(read(*item) for item in digests.items()))
+    return Report(source, package, tag, generator, models, tuple(read(*item) for item in digests.items()), debug)
 
 
 def _file_name(name: str) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import sys
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_aoti.debugging import Debugging
 from hatch_aoti.errors import CompileError, ModelError
 from hatch_aoti.workers import report_stage
 
@@ -48,11 +51,32 @@ class ModelRequest:
 
 @dataclasses.dataclass(frozen=True)
 class ModelJob:
-    """A request and the place where it is worked on: the project's root and the cache's."""
+    """A request and the places where it is worked on: the project's root, the cache's, and a folder for this job.
+
+    What is in `folder` afterwards is for people to read; it will then be found at `folder_later`. With `anew`, nothing
+    is taken from the cache, and nothing put where a release build would find it.
+    """
 
     request: ModelRequest
     root: Path
     cache: Path
+    folder: Path
+    folder_later: Path
+    debugging: Debugging
+    anew: bool
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ModelJob:
+        """Read the payload of a job: this class as plain data."""
+        return cls(
+            request=ModelRequest(**value["request"]),
+            root=Path(value["root"]),
+            cache=Path(value["cache"]),
+            folder=Path(value["folder"]),
+            folder_later=Path(value["folder_later"]),
+            debugging=Debugging(**value["debugging"]),
+            anew=value["anew"],
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +138,7 @@ def run(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Do one `ModelJob`, given as a dict; return a `ModelResult` as a dict, expected failures included."""
     from hatch_aoti.settings import ModelSettings
 
-    job = ModelJob(ModelRequest(**payload["request"]), Path(payload["root"]), Path(payload["cache"]))
+    job = ModelJob.from_json(payload)
     entry = ModelSettings.from_json(job.request.entry)
     try:
         result = _run(job, entry)
@@ -223,6 +247,7 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
         **_needed_options(exported.source, exported.signature),
         **exported.plan.inductor_options(),
         **gpu_options(gpu, entry.inductor_configs),
+        **job.debugging.inductor_options(),
     }
     depends_on = {
         "program": exported.digest,
@@ -237,10 +262,12 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
         "file_name": file_name,
         "hatch_aoti": job.request.code_digest,
     }
+    if job.anew:
+        depends_on["debugging"] = dict(job.debugging.changes)
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
     made = False
     with cache.lock(key):  # another build that makes the same artifact is waited for, not repeated
-        found = cache.get(key)
+        found = None if job.anew else cache.get(key)
         if found is None:
             made = True
             with cache.scratch("artifact") as directory:
@@ -274,30 +301,46 @@ def _make(
     from hatch_aoti.archive import ENTRY, write_package
     from hatch_aoti.compiler import all_options, compile_program, constants_digest
     from hatch_aoti.constants import write_constants
+    from hatch_aoti.reproduce import dump_minifier
     from hatch_aoti.verify import verify_artifact
 
     entry, source = exported.entry, exported.source
     report_stage("compile" if len(job.request.targets) == 1 else f"compile for {target.name}")
-    work, finished = directory / "work", directory / "entry"
+    work, finished = job.folder / target.name, directory / "entry"
     work.mkdir()
     finished.mkdir()
-    compiled = compile_program(
-        source.program,
-        target,
-        toolchain,
-        options=options,
-        directory=work,
-        headers=job.cache / "headers",
-        seed=entry.seed,
-        include_sources=job.request.include_sources,
-    )
+    # Before it is compiled: the compiler may crash, and changes the program.
+    _keep_for_reproduction(job, exported, target, toolchain, options, work)
+    dump_minifier(source.program, all_options(target, options), "before", job.folder)
+    try:
+        compiled = compile_program(
+            source.program,
+            target,
+            toolchain,
+            options=options,
+            directory=work,
+            headers=job.cache / "headers",
+            seed=entry.seed,
+            include_sources=job.request.include_sources,
+            symbols_for=job.folder_later / target.name if job.debugging.symbols else None,
+        )
+    except CompileError:
+        dump_minifier(source.program, all_options(target, options), "compile", job.folder)
+        raise
     package = finished / file_name
     write_package(package, {ENTRY: compiled.files})
     constants = None
     if exported.plan.external:
         constants = finished / CONSTANTS
         write_constants(constants, entry.name, compiled.constants)
-    verification = verify_artifact(package, constants, source, exported.signature, entry, device=job.request.device)
+    try:
+        with contextlib.chdir(job.folder) if job.debugging.saves_values else contextlib.nullcontext():
+            verification = verify_artifact(
+                package, constants, source, exported.signature, entry, device=job.request.device
+            )
+    except ModelError:
+        dump_minifier(source.program, all_options(target, options), "verify", job.folder)
+        raise
     record = {
         "program": exported.digest,
         "constants": constants_digest(source.program),
@@ -309,6 +352,33 @@ def _make(
     }
     (finished / _MEASURED).write_text(json.dumps({"max_error": verification.max_error}), encoding="utf-8")
     (finished / _RECORD).write_text(json.dumps(record, sort_keys=True), encoding="utf-8")
+    if not job.anew:
+        shutil.rmtree(work)
+
+
+def _keep_for_reproduction(
+    job: ModelJob,
+    exported: _Exported,
+    target: Target,
+    toolchain: Toolchain,
+    options: Mapping[str, Any],
+    work: Path,
+) -> None:
+    """Write what compiling again in plain torch takes: should this fail, the build tells people where it is."""
+    from hatch_aoti.compiler import all_options
+    from hatch_aoti.reproduce import PROGRAM, save_program, write_script
+
+    if not (job.folder / PROGRAM).exists():
+        save_program(exported.source.program, job.folder)
+    write_script(
+        work,
+        model=exported.entry.name,
+        options=all_options(target, options),
+        seed=exported.entry.seed,
+        toolchain=toolchain,
+        operators_from=exported.entry.model.partition(":")[0] if exported.operators else "",
+        import_from=[job.root / path for path in job.request.import_paths],
+    )
 
 
 def _needed_options(source: Source, signature: Signature) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hatch_aoti.errors import AotiError, CompileError, ModelError
+from hatch_aoti.debugging import relocated, settle, without_debugging
+from hatch_aoti.errors import AotiError, CompileError, ModelError, Problem, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -52,9 +53,9 @@ _SHAPING = (
     "verify",
 )
 
-# Environment variables through which torch's compiler takes options: here they come from the settings, which the
-# cache's keys and the manifest know about.
-_TORCH_OPTIONS = ("TORCHINDUCTOR_", "AOT_INDUCTOR_")
+# In the directory of a job: what it leaves for people to read, with its log.
+_FOR_READING = "for-reading"
+_LOG = "log.txt"
 
 # What indexes admit by default: PyPI's limit for one file, in bytes.
 _INDEX_LIMIT = 100 << 20
@@ -106,7 +107,8 @@ def build_models(
         )
         for name, entry in sorted(settings.models.items())
     }
-    results = _run(requests, cache, reporter, jobs_at_once=settings.jobs, root=root, environ=environ)
+    _announce_debugging(settings, reporter)
+    results = _run(requests, settings, layout, cache, reporter, root=root, environ=environ)
     tag = _choose_tag(results, settings.platform_tag)
     bundle = make_bundle(
         results,
@@ -117,6 +119,7 @@ def build_models(
         torch_version=torch_version,
         tag=tag,
         cache=cache,
+        debug=settings.debugging.changes,
     )
     _report(results, reporter)
     _explain_tag(tag, reporter)
@@ -129,39 +132,47 @@ def build_models(
 
 def _run(
     requests: Mapping[str, ModelRequest],
+    settings: Settings,
+    layout: Layout,
     cache: Cache,
     reporter: Reporter,
     *,
-    jobs_at_once: int | None,
     root: Path,
     environ: Mapping[str, str],
 ) -> list[ModelResult]:
     from hatch_aoti.workers import default_job_count, run_jobs
 
-    known = _known_results(requests, cache, root=root, environ=environ)
+    anew = _compiles_anew(settings)
+    known = {} if anew else _known_results(requests, cache, root=root, environ=environ)
     results, errors = list(known.values()), []
     with cache.scratch("build") as scratch:
+        _check_logs(settings, scratch, root=root, environ=environ)
         jobs = [
-            _job(request, cache, scratch, root=root, environ=environ)
+            _job(request, settings, layout, cache, scratch, root=root, environ=environ)
             for name, request in requests.items()
             if name not in known
         ]
         with reporter:
             outcomes = run_jobs(
                 jobs,
-                at_once=jobs_at_once or default_job_count(len(jobs)),
-                preload="hatch_aoti.job:preload" if _forkable(requests) else "",
+                at_once=settings.jobs or default_job_count(len(jobs)),
+                # When debugging, each worker imports torch itself: it reads on import where its output goes.
+                preload="hatch_aoti.job:preload" if _forkable(requests) and not settings.debugging else "",
                 on_stage=lambda job, stage: reporter.stage(job.name, stage),
             )
         for outcome in outcomes:
             try:
-                results.append(_result(outcome, cache))
+                results.append(_result(outcome, cache, layout.package))
             except ModelError as error:
                 errors.append(error)
+            else:
+                if anew:
+                    reporter.note(f"{outcome.job.name}: for reading: {_keep(outcome, cache, layout.package)}")
     if errors:
         count = f"{len(errors)} of {len(requests)} models" if len(requests) > 1 else "the model"
         raise AotiError(f"{count} could not be built\n\n" + "\n\n".join(str(error) for error in errors))
-    _remember(results, requests, cache, environ=environ)
+    if not anew:
+        _remember(results, requests, cache, environ=environ)
     return sorted(results, key=lambda result: result.name)
 
 
@@ -259,59 +270,127 @@ def _request_key(request: ModelRequest, environ: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
-def _job(request: ModelRequest, cache: Cache, scratch: Path, *, root: Path, environ: Mapping[str, str]) -> Job:
+def _job(
+    request: ModelRequest,
+    settings: Settings,
+    layout: Layout,
+    cache: Cache,
+    scratch: Path,
+    *,
+    root: Path,
+    environ: Mapping[str, str],
+) -> Job:
     from hatch_aoti.workers import Job
 
     name = request.entry["name"]
     directory = scratch / name
     (directory / "tmp").mkdir(parents=True)
-    payload = {"request": dataclasses.asdict(request), "root": os.fspath(root), "cache": os.fspath(cache.root)}
-    return Job(
-        name,
-        "hatch_aoti.job:run",
-        payload,
-        directory,
-        directory / "log.txt",
-        {
-            **{name: value for name, value in environ.items() if not name.startswith(_TORCH_OPTIONS)},
-            # Everything that inductor writes goes where it is swept away.
-            "TORCHINDUCTOR_CACHE_DIR": os.fspath(directory / "inductor"),
-            "TMPDIR": os.fspath(directory / "tmp"),
-            "PYTHONHASHSEED": "0",
-            "PYTHONUNBUFFERED": "1",
-            "LC_ALL": "C.UTF-8",  # compiler messages in English, whatever the user's language
-            "SOURCE_DATE_EPOCH": "315532800",  # for __DATE__ and __TIME__; 1980-01-01, as in the archives
-        },
-        root,
-    )
+    (directory / _FOR_READING).mkdir()
+    payload = {
+        "request": dataclasses.asdict(request),
+        "root": os.fspath(root),
+        "cache": os.fspath(cache.root),
+        "folder": os.fspath(directory / _FOR_READING),
+        "folder_later": os.fspath(cache.debug_folder(layout.package, name)),
+        "debugging": dataclasses.asdict(settings.debugging),
+        "anew": _compiles_anew(settings),
+    }
+    variables = {**_worker_environ(environ, directory), **settings.debugging.environ(directory / _FOR_READING)}
+    return Job(name, "hatch_aoti.job:run", payload, directory, directory / _LOG, variables, root)
 
 
-def _result(outcome: Outcome, cache: Cache) -> ModelResult:
-    """Read a job's outcome; a failure is a `ModelError` whose log outlives the build's scratch directory."""
+def _worker_environ(environ: Mapping[str, str], directory: Path) -> dict[str, str]:
+    return {
+        **without_debugging(environ),
+        # Everything that inductor writes goes where it is swept away.
+        "TORCHINDUCTOR_CACHE_DIR": os.fspath(directory / "inductor"),
+        "TMPDIR": os.fspath(directory / "tmp"),
+        "PYTHONHASHSEED": "0",
+        "PYTHONUNBUFFERED": "1",
+        "LC_ALL": "C.UTF-8",  # compiler messages in English, whatever the user's language
+        "SOURCE_DATE_EPOCH": "315532800",  # for __DATE__ and __TIME__; 1980-01-01, as in the archives
+    }
+
+
+def _result(outcome: Outcome, cache: Cache, project: str) -> ModelResult:
+    """Read a job's outcome; a failure is a `ModelError` that names what outlives the build's scratch directory."""
     from hatch_aoti.job import ModelResult
 
     name = outcome.job.name
     if outcome.crashed:
         log = outcome.job.log.read_text(encoding="utf-8", errors="replace")
-        raise ModelError(
-            name,
-            outcome.stage,
-            outcome.describe_crash(),
-            hint="the end of its output is above; run the model in plain PyTorch to see whether it crashes there too",
-            details="\n".join(log.splitlines()[-15:]),
-            log=_keep_log(outcome, cache),
-        )
-    result = ModelResult.from_json(outcome.result)
-    if result.error is not None:
-        raise ModelError(name, **result.error, log=_keep_log(outcome, cache))
-    return result
+        error = {
+            "stage": outcome.stage,
+            "reason": outcome.describe_crash(),
+            "hint": "the end of its output is above; see whether the model crashes in plain PyTorch, too",
+            "details": "\n".join(log.splitlines()[-15:]),
+        }
+    else:
+        result = ModelResult.from_json(outcome.result)
+        if result.error is None:
+            return result
+        error = result.error
+    folder, place = outcome.job.directory / _FOR_READING, cache.debug_folder(project, name)
+    error = {part: relocated(text, folder, place) for part, text in error.items()}
+    raise ModelError(name, **error, **_kept_for(outcome, cache, project))
 
 
-def _keep_log(outcome: Outcome, cache: Cache) -> str:
-    kept = cache.root / "logs" / f"{outcome.job.name}.txt"
-    kept.parent.mkdir(exist_ok=True)
-    shutil.copyfile(outcome.job.log, kept)
-    return os.fspath(kept)
+def _kept_for(outcome: Outcome, cache: Cache, project: str) -> dict[str, str]:
+    """Keep what a failed job left; return the parts of a `ModelError` that say where.
+
+    Never raises: what failed must be heard of, also on a full disk.
+    """
+    from hatch_aoti.reproduce import PROGRAM, SCRIPT
+
+    try:
+        folder = _keep(outcome, cache, project)
+        # The latest is that of the target that failed.
+        scripts = sorted(folder.glob(f"*/{SCRIPT}"), key=lambda path: path.stat().st_mtime_ns)
+    except OSError as error:
+        return {"log": f"could not be kept ({error})"}
+    kept = {"log": os.fspath(folder / _LOG)}
+    if scripts and (folder / PROGRAM).is_file():
+        kept |= {"folder": os.fspath(folder), "script": os.fspath(scripts[-1])}
+    return kept
+
+
+def _keep(outcome: Outcome, cache: Cache, project: str) -> Path:
+    """Move what a job left for people to read to its place in the cache, with its log; return that."""
+    folder, name = outcome.job.directory / _FOR_READING, outcome.job.name
+    shutil.copyfile(outcome.job.log, folder / _LOG)
+    settle(folder, cache.debug_folder(project, name))
+    return cache.keep_folder(folder, project, name)
+
+
+def _compiles_anew(settings: Settings) -> bool:
+    return bool(settings.debugging) or settings.keep_intermediates
+
+
+def _announce_debugging(settings: Settings, reporter: Reporter) -> None:
+    if not _compiles_anew(settings):
+        return
+    asked = [str(settings.debugging)] if settings.debugging else []
+    asked += ["keep-intermediates"] if settings.keep_intermediates else []
+    reporter.note(f"every model is compiled anew, because of {' and '.join(asked)}")
+    if settings.debugging.changes:
+        changes = ", ".join(f"{name}={value}" for name, value in settings.debugging.changes.items())
+        reporter.warn(f"this is a DEBUG BUILD ({changes}): its compiled code is not what a release has")
+
+
+def _check_logs(settings: Settings, scratch: Path, *, root: Path, environ: Mapping[str, str]) -> None:
+    """Refuse a value of TORCH_LOGS that would make every worker fail when it imports torch."""
+    from hatch_aoti.workers import Job, run_jobs
+
+    value = settings.debugging.output.get("TORCH_LOGS")
+    if value is None:
+        return
+    directory = scratch / "check-logs"
+    (directory / "tmp").mkdir(parents=True)
+    variables = _worker_environ(environ, directory)
+    task = ("hatch_aoti.debugging:check_logs", {"value": value})
+    [outcome] = run_jobs([Job("check-logs", *task, directory, directory / _LOG, variables, root)], at_once=1)
+    if outcome.result:
+        raise SettingsError([Problem("TORCH_LOGS", outcome.result)])
 
 
 def _choose_tag(results: Sequence[ModelResult], override: str | None) -> TagChoice:

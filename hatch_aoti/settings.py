@@ -19,6 +19,7 @@ import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hatch_aoti import toml_values as toml
+from hatch_aoti.debugging import Debugging, read_debugging
 from hatch_aoti.errors import Problem, SettingsError, did_you_mean
 from hatch_aoti.inductor_options import check_inductor_configs, flatten_inductor_configs
 from hatch_aoti.input_settings import DTYPES, Dim, TensorInput, read_inputs
@@ -125,7 +126,8 @@ class Settings:
     `package` is a dotted import name, or None for the wheel's only package. `target` is empty for the portable
     default. `jobs` is None where the build chooses. `cache_size` is in bytes: what a build leaves in the cache at most,
     its own artifacts apart. `cache_dir` is absolute, or None for the platform's own cache
-    directory. `skip` comes from `HATCH_AOTI_SKIP` alone. `models` is sorted by name.
+    directory. `skip` comes from `HATCH_AOTI_SKIP` alone, `debugging` from torch's own variables. `models` is sorted by
+    name.
     """
 
     models: Mapping[str, ModelSettings]
@@ -136,7 +138,9 @@ class Settings:
     cache_size: int = 10 * 1000**3
     platform_tag: str | None = None
     include_sources: bool = False
+    keep_intermediates: bool = False
     skip: bool = False
+    debugging: Debugging = dataclasses.field(default_factory=Debugging)
 
 
 def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[str, str]) -> Settings:
@@ -161,6 +165,7 @@ def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[st
     cache_size = read("cache-size", toml.size, 10 * 1000**3)
     platform_tag = read("platform-tag", toml.platform_tag, None)
     include_sources = read("include-sources", toml.boolean, default=False)
+    keep_intermediates = read("keep-intermediates", toml.boolean, default=False)
     skip = environment.read(_variable("skip"), toml.boolean, default=False)
     models = _models(project, root=root, check_options=not skip)
 
@@ -168,6 +173,8 @@ def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[st
     elsewhere["skip"] = "skipping is for a single build: set the variable HATCH_AOTI_SKIP=1 instead."
     project.reject_unknown(elsewhere)
     problems += _unknown_variables(environment)
+    debugging, wrong = read_debugging(environ, root)
+    problems += wrong
     if problems:
         raise SettingsError(sorted(problems))
     return Settings(
@@ -179,7 +186,9 @@ def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[st
         cache_size=cache_size,
         platform_tag=platform_tag,
         include_sources=include_sources,
+        keep_intermediates=keep_intermediates,
         skip=skip,
+        debugging=debugging,
     )
 
 
@@ -200,7 +209,7 @@ def _keys(settings: type[ModelSettings | Settings], *but: str) -> list[str]:
 
 # For the messages about a key in the wrong place. `model` outside of a model is more likely a misspelled `models`.
 _MODEL_KEYS = _keys(ModelSettings, "name", "model")
-_PROJECT_KEYS = _keys(Settings, "skip")
+_PROJECT_KEYS = _keys(Settings, "skip", "debugging")
 _HATCHLING_KEYS = ("dependencies", "enable-by-default", "require-runtime-dependencies", "require-runtime-features")
 
 
@@ -234,6 +243,7 @@ _VARIABLES: Mapping[str, Callable[[str], Any]] = {
     _variable("cache-size"): str,
     _variable("platform-tag"): str,
     _variable("include-sources"): _boolean_text,
+    _variable("keep-intermediates"): _boolean_text,
     _variable("skip"): _boolean_text,
 }
 

@@ -48,6 +48,7 @@ __all__ = [
     "inductor_options",
     "make_serialisable",
     "plain_containers",
+    "plain_spec",
     "read_signature",
     "register_output_types",
     "registered_operators",
@@ -587,7 +588,7 @@ def make_serialisable(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     module.recompile()
     code: Any = module.graph._codegen  # noqa: SLF001  (where `torch._inductor.compile_fx` reads them)
     info = code.pytree_info
-    code.pytree_info = info._replace(in_spec=_plain(info.in_spec), out_spec=_plain(info.out_spec))
+    code.pytree_info = info._replace(in_spec=plain_spec(info.in_spec), out_spec=plain_spec(info.out_spec))
     return module
 
 
@@ -603,7 +604,7 @@ def plain_containers(tree: Any) -> Any:
     from torch.utils import _pytree
 
     leaves, spec = _pytree.tree_flatten(tree)
-    return _pytree.tree_unflatten(leaves, _plain(spec))
+    return _pytree.tree_unflatten(leaves, plain_spec(spec))
 
 
 def called_operators(program: ExportedProgram) -> frozenset[str]:
@@ -627,12 +628,13 @@ def registered_operators() -> list[str]:
     return names
 
 
-def _plain(spec: TreeSpec) -> TreeSpec:
+def plain_spec(spec: TreeSpec) -> TreeSpec:
+    """Return `spec` with tuples in place of containers that AOTInductor and `torch.export.save` have no name for."""
     from torch.utils import _pytree
 
     if spec.is_leaf():
         return spec
-    children = [_plain(child) for child in spec.children()]
+    children = [plain_spec(child) for child in spec.children()]
     if spec.type in {tuple, list, dict}:
         return _pytree.TreeSpec(spec.type, spec.context, children)
     return _pytree.TreeSpec(tuple, None, children)
@@ -643,5 +645,10 @@ def inductor_options(signature: Signature) -> dict[str, bool]:
 
     For a model with state: constant folding takes a buffer for a constant, so `count.add_(1)` always gives 1
     (pytorch/pytorch#165444, #169118, #120424). Freezing folds in the same way.
+
+    For a dimension that may be 0 or 1: `torch.export` takes its lower bound for 2, and with
+    `AOTI_RUNTIME_CHECK_INPUTS=1` the compiled code would refuse what it computes correctly.
     """
-    return {"joint_graph_constant_folding": False, "freezing": False} if signature.state else {}
+    state = {"joint_graph_constant_folding": False, "freezing": False} if signature.state else {}
+    small = {"aot_inductor.check_lowerbound": False} if any(dim.min < 2 for dim in signature.dims) else {}
+    return {**state, **small}

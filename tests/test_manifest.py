@@ -111,7 +111,7 @@ def test_every_key_of_the_manifest_is_documented(manifest: dict[str, Any]):
     keys = {*manifest, *model, *artifact, *(f"toolchain.{key}" for key in artifact["toolchain"])}
     keys |= {f"target.{key}" for key in artifact["target"]}
     keys |= {f"gpu.{field.name}" for field in dataclasses.fields(BuilderGpu)} | {"gpu.architectures"}
-    assert documented == {*keys, "constants_file"}
+    assert documented == {*keys, "constants_file", "debug"}
 
 
 def test_an_older_torch_is_refused_with_both_versions(installed_example: Path):

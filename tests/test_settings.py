@@ -39,6 +39,7 @@ jobs = 2
 cache-dir = "build/cache"
 platform-tag = "manylinux_2_28_x86_64"
 include-sources = true
+keep-intermediates = true
 
 [tool.aoti.models.ranker]
 model = "example_project.ranker:Ranker.build"
@@ -113,6 +114,7 @@ def test_every_setting_arrives_where_the_design_puts_it(root):
         cache_dir=root / "build/cache",
         platform_tag="manylinux_2_28_x86_64",
         include_sources=True,
+        keep_intermediates=True,
         skip=False,
         models={
             "digits": ModelSettings(
@@ -213,6 +215,7 @@ WRONG = {
     "empty cache-dir": (project('cache-dir = ""'), "tool.aoti.cache-dir", "a folder, but it is an empty string"),
     "home of nobody": (project('cache-dir = "~no-such-user/x"'), "tool.aoti.cache-dir", "does not know"),
     "include-sources as a string": (project('include-sources = "yes"'), "tool.aoti.include-sources", "true or false"),
+    "keep-intermediates as a number": (project("keep-intermediates = 1"), "tool.aoti.keep-intermediates", "true or false"),
     "a date": (project("include-sources = 2024-01-01"), "tool.aoti.include-sources", "the date or time 2024-01-01"),
     "a whole wheel tag": (
         project('platform-tag = "py3-none-manylinux_2_28_x86_64"'),
@@ -596,6 +599,7 @@ def test_the_environment_wins_over_toml(root):
         HATCH_AOTI_CACHE_DIR="/var/cache/aoti",
         HATCH_AOTI_PLATFORM_TAG="linux_x86_64",
         HATCH_AOTI_INCLUDE_SOURCES="no",
+        HATCH_AOTI_KEEP_INTERMEDIATES="0",
         HATCH_AOTI_SKIP="1",
     )
     assert dataclasses.replace(settings, models={}) == Settings(
@@ -606,6 +610,7 @@ def test_the_environment_wins_over_toml(root):
         cache_dir=Path("/var/cache/aoti"),
         platform_tag="linux_x86_64",
         include_sources=False,
+        keep_intermediates=False,
         skip=True,
     )
 
@@ -622,7 +627,7 @@ def test_a_boolean_variable_has_the_usual_words_and_empty_is_unset(text, expecte
 
 
 def test_empty_variables_leave_toml_as_it_is(root):
-    keys = ("PACKAGE", "TARGET", "JOBS", "CACHE_DIR", "PLATFORM_TAG", "INCLUDE_SOURCES")
+    keys = ("PACKAGE", "TARGET", "JOBS", "CACHE_DIR", "PLATFORM_TAG", "INCLUDE_SOURCES", "KEEP_INTERMEDIATES")
     assert parse(FULL, root, **{f"HATCH_AOTI_{key}": "" for key in keys}) == parse(FULL, root)
 
 
@@ -636,6 +641,8 @@ def test_empty_variables_leave_toml_as_it_is(root):
         ("HATCH_AOTI_JOBS", "0", "an integer of at least 1, but it is the number 0"),
         ("HATCH_AOTI_PLATFORM_TAG", "Linux-x86_64", "expected a platform tag"),
         ("HATCH_AOTI_INCLUDE_SOURCES", "2", 'true or false, but it is the string "2"'),
+        ("HATCH_AOTI_KEEP_INTERMEDIATES", "please", 'true or false, but it is the string "please"'),
+        ("AOT_INDUCTOR_DEBUG_COMPILE", "yes", 'must be 0 or 1, but it is "yes"'),
         ("HATCH_AOTI_SKIP", "maybe", 'true or false, but it is the string "maybe"'),
         ("HATCH_AOTI_JOB", "2", 'unknown variable. Did you mean "JOBS"? hatch-aoti reads HATCH_AOTI_CACHE_DIR, '),
         ("HATCH_AOTI_XYZ", "2", "unknown variable. hatch-aoti reads"),

@@ -68,6 +68,12 @@ def test_a_model_without_state_needs_no_options():
     assert inductor_options(signature_of(nn.Linear(2, 2), (torch.randn(1, 2),))) == {}
 
 
+@pytest.mark.parametrize(("least", "options"), [(0, {"aot_inductor.check_lowerbound": False}), (2, {})])
+def test_pytorchs_own_check_of_inputs_leaves_sizes_of_1_to_the_accessor(least: int, options: dict[str, bool]):
+    sizes = {"input": {0: torch.export.Dim("n", min=least, max=8)}}
+    assert inductor_options(signature_of(nn.Linear(2, 2), (torch.randn(3, 2),), dynamic_shapes=sizes)) == options
+
+
 def test_outputs_say_where_each_result_comes_from(everything):
     pair, answer, largest, rest = everything.output.items
     assert (pair.kind, pair.type, pair.keys) == ("namedtuple", "support_models:Pair", ("first", "second"))

@@ -55,12 +55,13 @@ class LoadError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """What the models were compiled with and for."""
+    """What the models were compiled with and for; `debug` has the variables that made it a debug build."""
 
     torch: str
     system: str
     machine: str
     hatch_aoti: str
+    debug: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -404,7 +405,8 @@ def _open(model: Model, variant: Variant, device_index: int = -1) -> Any:
     options, failures = model.options, []
     for place in dict.fromkeys([_temporary_folder(), _cache_folder(), path.parent]):
         try:
-            again, keep = not model.signature.state, model.device != "cpu"
+            # Debuggers read the file of the code as long as it runs.
+            again, keep = not model.signature.state, model.device != "cpu" or bool(model.build.debug)
             with _unpacked(path, variant.entry, place, again=again, keep=keep) as folder:
                 loader = loader_class(
                     str(folder), variant.entry, options.run_single_threaded, options.num_runners, device_index
@@ -703,6 +705,8 @@ def _listing() -> str:
     """Describe the models for people: signature, files, sizes, targets."""
     built = Model.build
     blocks = [f"Compiled with torch {built.torch} for {built.system} {built.machine} by hatch-aoti {built.hatch_aoti}."]
+    if built.debug:
+        blocks.append(f"A DEBUG BUILD ({', '.join(built.debug)}), not for release.")
     for model in MODELS.values():
         lines = [f"{model.name}{model.signature}"]
         for variant in model.variants:

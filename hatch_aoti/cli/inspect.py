@@ -47,6 +47,9 @@ def _print(report: Report) -> None:
     _line(console, report.source)
     if report.package is not None:
         _line(console, f"models of {report.package} for {report.platform_tag}, made by {report.generator}")
+    if report.debug:
+        variables = ", ".join(f"{name}={value}" for name, value in report.debug.items())
+        _line(console, f"a DEBUG BUILD ({variables}), not for release")
     for model in report.models:
         _line(console, f"\n{model.name}{model.signature}")
         bundle = "" if model.bundle is None else f", in the bundle {model.bundle}"
