@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, cast
 from filelock import FileLock
 
 from hatch_aoti.errors import CompileError, did_you_mean
+from hatch_aoti.optimize import inline_small_products
 from hatch_aoti.signature import make_serialisable, plain_containers
 from hatch_aoti.target import TORCH_PICKS
 
@@ -78,6 +79,10 @@ COMMANDS = "commands.sh"
 # How many threads torch assumes when it decides which loops to make parallel. The number itself does not get into
 # the code (`cpp.dynamic_threads`), but the decisions would otherwise follow the builder's cores.
 _ASSUMED_THREADS = 8
+
+# How many elements of a loop each thread gets at least. torch's own 512 (`cpp.min_chunk_size`) are computed in a tenth
+# of a microsecond, and starting a second thread takes some.
+_LEAST_PER_THREAD = 4096
 
 # The cache sizes, in bytes, that the C++ GEMM template of `max_autotune` gets for a portable target, where torch would
 # compile those of the builder into the code. First level: what every x86-64-v3 CPU has, 32 KiB or more; second level:
@@ -146,6 +151,7 @@ def compile_program(
     directory: Path,
     headers: Path,
     seed: int,
+    inline_products: bool = True,
     include_sources: bool = False,
     symbols_for: Path | None = None,
 ) -> Compiled:
@@ -153,8 +159,9 @@ def compile_program(
 
     `options` are inductor options over the target's own; `directory` is private to this call and receives everything
     that is generated, and the compiler's commands (`COMMANDS`); `headers` is shared between calls and builds and keeps
-    the precompiled headers. Neither path gets into the result. With `include_sources` the generated C++ is among the
-    files. `symbols_for` is for debuggers: the result keeps its symbols, and they name this place for what is in
+    the precompiled headers. Neither path gets into the result. `inline_products` multiplies small weights in loops of
+    the generated code. With `include_sources` that code is among the files. `symbols_for` is for debuggers: the result
+    keeps its symbols, and they name this place for what is in
     `directory`. Raises `CompileError`.
     """
     import torch
@@ -178,9 +185,10 @@ def compile_program(
         args, kwargs = plain_containers(copy.deepcopy(program.example_inputs))
         # One thread, as folded constants must not depend on how many summed them up.
         with torch.no_grad(), one_thread(), _writing_to(directory), _steer(target, headers):
-            files = torch._inductor.aot_compile(  # noqa: SLF001
-                make_serialisable(program.module(check_guards=False)), args, kwargs, options=merged
-            )
+            module = make_serialisable(program.module(check_guards=False))
+            if inline_products:
+                inline_small_products(module)
+            files = torch._inductor.aot_compile(module, args, kwargs, options=merged)  # noqa: SLF001
     except CompileError:
         raise
     except Exception as error:
@@ -269,12 +277,11 @@ def _steer(target: Target, headers: Path) -> Iterator[None]:
 def _thread_policy() -> list[tuple[Any, str, Any]]:
     """Return replacements that let small loops run in one thread, although the number of threads is not known.
 
-    torch decides for a known number that each thread must get `cpp.min_chunk_size` elements. With `dynamic_threads` it
-    makes every loop parallel, which costs some microseconds a loop, on many cores more than small models take in all
-    (pytorch/pytorch#148937, #154094). Here a loop that is too small for two threads is serial, and any other
-    compares its size with the number of threads when it runs.
+    torch decides by the size of a loop where the number is known. With `cpp.dynamic_threads` it makes every loop
+    parallel, which costs some microseconds each, on many cores more than small models take in all
+    (pytorch/pytorch#148937, #154094). Here a loop that is too small for two threads is serial, and any other compares
+    its size with the number of threads when it runs.
     """
-    from torch._inductor import config
     from torch._inductor.codegen import cpp as untyped
     from torch._inductor.virtualized import V
 
@@ -288,7 +295,7 @@ def _thread_policy() -> list[tuple[Any, str, Any]]:
 
     def generate_loops(kernel: Any, nest: Any, code: Any, regions: Any) -> None:
         size = cpp.cexpr_index(kernel.rename_indexing(cpp.sympy_product(kernel.call_ranges)))
-        conditions.append(f"{size} >= {config.cpp.min_chunk_size} * omp_get_max_threads()")
+        conditions.append(f"{size} >= {_LEAST_PER_THREAD} * omp_get_max_threads()")
         try:
             generate(kernel, nest, code, regions)
         finally:
@@ -296,7 +303,7 @@ def _thread_policy() -> list[tuple[Any, str, Any]]:
 
     def decide_depth(kernel: Any, deepest: Any, threads: int) -> Any:
         largest = V.graph.sizevars.shape_env.bound_sympy(cpp.sympy_product(kernel.call_ranges)).upper
-        if largest < 2 * config.cpp.min_chunk_size:
+        if largest < 2 * _LEAST_PER_THREAD:
             return cpp.ParallelDepth(parallel_depth=0, start_depth=deepest.start_depth)
         return decide(kernel, deepest, threads)
 

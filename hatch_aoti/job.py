@@ -256,6 +256,7 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
         "target": dataclasses.asdict(target),
         "gpu": job.request.gpu,  # Triton tunes kernels for it
         "options": {**entry.inductor_configs, **options},
+        "inline_products": exported.plan.inline,
         "seed": entry.seed,
         "verify": {"enabled": entry.verify, "rtol": entry.rtol, "atol": entry.atol},
         "include_sources": job.request.include_sources,
@@ -321,6 +322,7 @@ def _make(
             directory=work,
             headers=job.cache / "headers",
             seed=entry.seed,
+            inline_products=exported.plan.inline,
             include_sources=job.request.include_sources,
             symbols_for=job.folder_later / target.name if job.debugging.symbols else None,
         )

@@ -183,7 +183,11 @@ def test_results_of_another_machine_are_not_taken_for_this_ones(tmp_path, monkey
         request = pipeline._request(entry(device="auto"), settings, layout, TARGETS, device, gpu, root=tmp_path)
         results.add(pipeline._request_key(request, environ))
         exported = types.SimpleNamespace(
-            entry=entry(), source=None, signature=DOUBLE, digest="the same", plan=Plan(freeze=False, external=False)
+            entry=entry(),
+            source=None,
+            signature=DOUBLE,
+            digest="the same",
+            plan=Plan(freeze=False, external=False, inline=True),
         )
         work = job.ModelJob(
             ModelRequest(**json.loads(json.dumps(dataclasses.asdict(request)))), tmp_path, tmp_path / "c"
@@ -248,8 +252,8 @@ def test_a_model_is_exported_on_its_device_and_the_contract_names_the_kind_alone
         assert [leaf.device for leaf in signature.inputs] == [device]
         programs[device] = source.program, signature, this
     program, signature, this = programs["cpu"]
-    assert make_plan(program, signature, this, device="cpu") == Plan(freeze=True, external=False)
-    assert make_plan(program, signature, this, device="cuda") == Plan(freeze=False, external=False)
+    assert make_plan(program, signature, this, device="cpu") == Plan(freeze=True, external=False, inline=True)
+    assert make_plan(program, signature, this, device="cuda") == Plan(freeze=False, external=False, inline=False)
 
 
 # --- The wheel ---

@@ -38,16 +38,16 @@ LARGE, SMALL = (nn.Linear(512, 512), torch.ones(1, 512)), (nn.Linear(10, 16), to
 @pytest.mark.parametrize(
     ("module", "args", "settings", "want"),
     [
-        (*SMALL, {}, Plan(freeze=False, external=False)),
-        (*LARGE, {}, Plan(freeze=True, external=False)),
-        (nn.Conv2d(64, 64, 5), torch.ones(1, 64, 8, 8), {}, Plan(freeze=True, external=False)),
-        (nn.Embedding(1000, 512), torch.tensor([1]), {}, Plan(freeze=False, external=False)),
-        (*LARGE, {"optimize": False}, Plan(freeze=False, external=False)),
-        (*SMALL, {"optimize": True}, Plan(freeze=True, external=False)),
-        (*LARGE, {"inductor_configs": {"freezing": False}}, Plan(freeze=False, external=False)),
-        (*LARGE, {"constants": "external"}, Plan(freeze=False, external=True)),
-        (Stateful(), torch.ones(1, 512), {}, Plan(freeze=False, external=False)),
-        (Stateful(), torch.ones(1, 512), {"optimize": True}, Plan(freeze=False, external=False)),
+        (*SMALL, {}, Plan(freeze=False, external=False, inline=True)),
+        (*LARGE, {}, Plan(freeze=True, external=False, inline=True)),
+        (nn.Conv2d(64, 64, 5), torch.ones(1, 64, 8, 8), {}, Plan(freeze=True, external=False, inline=True)),
+        (nn.Embedding(1000, 512), torch.tensor([1]), {}, Plan(freeze=False, external=False, inline=True)),
+        (*LARGE, {"optimize": False}, Plan(freeze=False, external=False, inline=False)),
+        (*SMALL, {"optimize": True}, Plan(freeze=True, external=False, inline=True)),
+        (*LARGE, {"inductor_configs": {"freezing": False}}, Plan(freeze=False, external=False, inline=True)),
+        (*LARGE, {"constants": "external"}, Plan(freeze=False, external=True, inline=True)),
+        (Stateful(), torch.ones(1, 512), {}, Plan(freeze=False, external=False, inline=False)),
+        (Stateful(), torch.ones(1, 512), {"optimize": True}, Plan(freeze=False, external=False, inline=False)),
     ],
 )
 def test_the_rule_follows_from_the_graph_and_the_settings_override_it(module, args, settings, want):
@@ -56,9 +56,9 @@ def test_the_rule_follows_from_the_graph_and_the_settings_override_it(module, ar
 
 def test_large_constants_go_outside(monkeypatch):
     monkeypatch.setattr(optimize, "_MOST_EMBEDDED", 1000)
-    assert plan(*LARGE) == Plan(freeze=False, external=True)
-    assert plan(*LARGE, constants="embedded") == Plan(freeze=True, external=False)
-    assert plan(*LARGE, optimize=True) == Plan(freeze=True, external=False)
+    assert plan(*LARGE) == Plan(freeze=False, external=True, inline=True)
+    assert plan(*LARGE, constants="embedded") == Plan(freeze=True, external=False, inline=True)
+    assert plan(*LARGE, optimize=True) == Plan(freeze=True, external=False, inline=True)
 
 
 def test_shared_weights_are_counted_once(monkeypatch):
