@@ -244,6 +244,8 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
     entry, cache, toolchain = exported.entry, Cache(job.cache), find_toolchain()
     gpu = None if job.request.gpu is None else BuilderGpu(**job.request.gpu)
     options = {
+        **exported.plan.preferred_options(),
+        **entry.inductor_configs,
         **_needed_options(exported.source, exported.signature),
         **exported.plan.inductor_options(),
         **gpu_options(gpu, entry.inductor_configs),
@@ -255,7 +257,7 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
         "toolchain": toolchain.record(),
         "target": dataclasses.asdict(target),
         "gpu": job.request.gpu,  # Triton tunes kernels for it
-        "options": {**entry.inductor_configs, **options},
+        "options": options,
         "inline_products": exported.plan.inline,
         "seed": entry.seed,
         "verify": {"enabled": entry.verify, "rtol": entry.rtol, "atol": entry.atol},
@@ -272,7 +274,7 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
         if found is None:
             made = True
             with cache.scratch("artifact") as directory:
-                _make(job, exported, target, toolchain, {**entry.inductor_configs, **options}, file_name, directory)
+                _make(job, exported, target, toolchain, options, file_name, directory)
                 found = cache.put(key, directory / "entry")
     path, constants = found / file_name, found / CONSTANTS
     record = json.loads((found / _RECORD).read_text(encoding="utf-8"))
