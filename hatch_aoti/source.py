@@ -33,7 +33,16 @@ if TYPE_CHECKING:
 
     from hatch_aoti.settings import ModelSettings, TensorInput
 
-__all__ = ["ImportRoots", "Source", "export_model", "load_program", "pick_sizes"]
+__all__ = [
+    "ImportRoots",
+    "Prepared",
+    "Source",
+    "build_module",
+    "export_model",
+    "load_program",
+    "pick_sizes",
+    "prepare_model",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +61,19 @@ class ImportRoots:
         sys.path[:0] = [path for path in self.paths if path not in sys.path]
         if self.packages:
             sys.meta_path.insert(0, _RenamedPackages(dict(self.packages)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """A module in eval mode, on its device, with its weights, and the example inputs to call it with.
+
+    `dynamic_shapes` is in the form of `torch.export.export`, and None for the module of a saved program.
+    """
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    dynamic_shapes: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +115,14 @@ def _namespace(name: str, locations: list[str]) -> importlib.machinery.ModuleSpe
     return spec
 
 
-def export_model(entry: ModelSettings, *, root: Path, device: str) -> Source:
-    """Import, build and export one model, in eval mode and under `no_grad`, with all random state seeded.
+def build_module(entry: ModelSettings, *, root: Path, device: str) -> torch.nn.Module:
+    """Import and build one model, or load the program that it was saved as; the module is in eval mode, with weights.
 
-    `root` is the project directory that `entry.weights` is relative to, `device` a torch device such as `"cpu"`.
-    Raises `ModelError`.
+    `root` is the project directory that `entry.weights` and `entry.exported` are relative to, `device` a torch device
+    such as `"cpu"`. All random state is seeded. Raises `ModelError`.
     """
-    import torch
-
+    if entry.exported is not None:
+        return _prepare_program(_read_program(entry, root / entry.exported, device)).module
     report_stage("import")
     _seed(entry.seed)
     target = _import_object(entry.name, "import", "model", entry.model)
@@ -111,7 +133,16 @@ def export_model(entry: ModelSettings, *, root: Path, device: str) -> Source:
     if entry.weights is not None:
         report_stage("weights")
         _load_weights(entry, module, root / entry.weights)
-    module = module.eval().to(device)
+    return module.eval().to(device)
+
+
+def prepare_model(entry: ModelSettings, *, root: Path, device: str) -> Prepared:
+    """Return what `build_module` does, with example inputs for it; export nothing. Raises `ModelError`."""
+    import torch
+
+    if entry.exported is not None:
+        return _prepare_program(_read_program(entry, root / entry.exported, device))
+    module = build_module(entry, root=root, device=device)
 
     report_stage("inputs")
     _seed(entry.seed)
@@ -119,6 +150,19 @@ def export_model(entry: ModelSettings, *, root: Path, device: str) -> Source:
     args, kwargs, dynamic_shapes = _inputs(entry, module, dims)
     register_output_types((args, kwargs))
     args, kwargs = _to_device((args, kwargs), device)
+    return Prepared(module, args, kwargs, dynamic_shapes)
+
+
+def export_model(entry: ModelSettings, *, root: Path, device: str) -> Source:
+    """Import, build and export one model, in eval mode and under `no_grad`, with all random state seeded.
+
+    `root` is the project directory that `entry.weights` is relative to, `device` a torch device such as `"cpu"`.
+    Raises `ModelError`.
+    """
+    import torch
+
+    prepared = prepare_model(entry, root=root, device=device)
+    module, args, kwargs = prepared.module, prepared.args, prepared.kwargs
 
     report_stage("export")
     with torch.no_grad():
@@ -134,8 +178,8 @@ def export_model(entry: ModelSettings, *, root: Path, device: str) -> Source:
                 details=_user_traceback(error),
             ) from error
         register_output_types(output)
-        program = _export(entry, module, args, kwargs, dynamic_shapes)
-    return Source(module, args, kwargs, dynamic_shapes, output, program)
+        program = _export(entry, module, args, kwargs, prepared.dynamic_shapes)
+    return Source(module, args, kwargs, prepared.dynamic_shapes, output, program)
 
 
 def _try(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -155,15 +199,10 @@ def load_program(entry: ModelSettings, *, root: Path, device: str) -> Source:
     keyword: no defaults, and no names of dims. Raises `ModelError`.
     """
     import torch
-    from torch.export._tree_utils import reorder_kwargs
 
-    report_stage("load")
     program = _read_program(entry, root / str(entry.exported), device)
-    # As `export_model` has it: the order in which the program's inputs come.
-    args, kwargs = program.example_inputs
-    kwargs = reorder_kwargs(kwargs, program.call_spec.in_spec)
-    module = program.module(check_guards=False)
-    _sign_forward(module, args, kwargs)
+    prepared = _prepare_program(program)
+    module, args, kwargs = prepared.module, prepared.args, prepared.kwargs
     with torch.no_grad():
         _seed(entry.seed)
         try:
@@ -176,7 +215,18 @@ def load_program(entry: ModelSettings, *, root: Path, device: str) -> Source:
                 f"{_first_line(error)}",
                 hint="call `torch.export.load(path).module()` on them where it was saved",
             ) from error
-    return Source(module, tuple(args), kwargs, None, output, program)
+    return Source(module, args, kwargs, None, output, program)
+
+
+def _prepare_program(program: torch.export.ExportedProgram) -> Prepared:
+    from torch.export._tree_utils import reorder_kwargs
+
+    # As `export_model` has it: the order in which the program's inputs come.
+    args, kwargs = program.example_inputs
+    kwargs = reorder_kwargs(kwargs, program.call_spec.in_spec)
+    module = program.module(check_guards=False)
+    _sign_forward(module, args, kwargs)
+    return Prepared(module, tuple(args), kwargs, None)
 
 
 def _read_program(entry: ModelSettings, path: Path, device: str) -> torch.export.ExportedProgram:
@@ -187,6 +237,7 @@ def _read_program(entry: ModelSettings, path: Path, device: str) -> torch.export
 
     from hatch_aoti.saved_program import SavedProgramError, copy_checked
 
+    report_stage("load")
     plain_load = torch.load
 
     def load_tensors(*args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hatch_aoti.settings import ModelSettings
     from hatch_aoti.source import Source
 
-__all__ = ["Verification", "random_operators", "verify_artifact"]
+__all__ = ["Verification", "random_operators", "tolerances", "verify_artifact"]
 
 # How far compiled may be from eager, element by element: |got - want| <= atol + rtol * |want|. Compiled code sums in
 # another order and fuses operations; what is not floating point must be equal.
@@ -90,6 +90,12 @@ def verify_artifact(
         ) from error
     record = {"enabled": True, "calls": check.calls, "rtol": entry.rtol, "atol": entry.atol}
     return Verification(record, check.max_error)
+
+
+def tolerances(dtype: torch.dtype, entry: ModelSettings) -> tuple[float, float]:
+    """Return (rtol, atol) for a floating point dtype: the model's own settings, or else what fits the dtype."""
+    rtol, atol = _TOLERANCES.get(str(dtype).removeprefix("torch."), _COARSE)
+    return (rtol if entry.rtol is None else entry.rtol, atol if entry.atol is None else entry.atol)
 
 
 def random_operators(program: torch.export.ExportedProgram) -> list[str]:
@@ -269,7 +275,7 @@ class _Check:
         if not (want.is_floating_point() or want.is_complex()):
             wrong = int((got != want).sum())
             return f"differs from eager in {wrong} of {want.numel()} elements" if wrong else ""
-        rtol, atol = self._tolerances(want.dtype)
+        rtol, atol = tolerances(want.dtype, self.entry)
         wide = torch.complex128 if want.is_complex() else torch.float64
         got, want = got.to(wide), want.to(wide)
         error = (got - want).abs()
@@ -283,13 +289,6 @@ class _Check:
         return (
             f"differs from eager in {int(wrong.sum())} of {want.numel()} elements, by up to {largest:.3g} "
             f"(allowed: {atol:g} + {rtol:g} * |eager|)"
-        )
-
-    def _tolerances(self, dtype: torch.dtype) -> tuple[float, float]:
-        rtol, atol = _TOLERANCES.get(str(dtype).removeprefix("torch."), _COARSE)
-        return (
-            rtol if self.entry.rtol is None else self.entry.rtol,
-            atol if self.entry.atol is None else self.entry.atol,
         )
 
     def _fail(self, reason: str) -> None:

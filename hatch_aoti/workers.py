@@ -35,7 +35,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["Job", "Outcome", "default_job_count", "report_stage", "run_jobs"]
+__all__ = ["Job", "Outcome", "default_job_count", "describe_exit", "kill_group", "report_stage", "run_jobs"]
 
 _MEMORY_PER_JOB = 3 << 30  # bytes; one g++ on torch's headers takes about 1.5 GiB, torch itself another 0.5
 
@@ -74,15 +74,20 @@ class Outcome:
 
     def describe_crash(self) -> str:
         """Say in words how the process ended."""
-        if self.returncode >= 0:
-            return f"the worker process exited with status {self.returncode} before it had a result"
-        try:
-            name = signal.Signals(-self.returncode).name
-        except ValueError:
-            name = f"signal {-self.returncode}"
-        if name == "SIGKILL":
-            return "the worker process was killed (SIGKILL), most likely because the machine ran out of memory"
-        return f"the worker process crashed ({name})"
+        return describe_exit(self.returncode)
+
+
+def describe_exit(returncode: int) -> str:
+    """Say in words how a worker process ended that left no result; `returncode` as `subprocess` has it."""
+    if returncode >= 0:
+        return f"the worker process exited with status {returncode} before it had a result"
+    try:
+        name = signal.Signals(-returncode).name
+    except ValueError:
+        name = f"signal {-returncode}"
+    if name == "SIGKILL":
+        return "the worker process was killed (SIGKILL), most likely because the machine ran out of memory"
+    return f"the worker process crashed ({name})"
 
 
 def default_job_count(count: int) -> int:
@@ -256,7 +261,7 @@ def _nurse() -> None:
             message, pipes, _, _ = socket.recv_fds(control, 1 << 16, 1)
             if not message:  # the build has ended
                 for pid in workers:
-                    _kill_group(pid)
+                    kill_group(pid)
                 os._exit(0)
             task, result = map(Path, json.loads(message))
             os.set_inheritable(pipes[0], False)  # a compiler that lingers must not hold it open
@@ -278,7 +283,7 @@ def _reap(workers: dict[int, int]) -> None:
         if hasattr(os, "waitid"):  # macOS has none
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
-            _kill_group(pid)  # it is not yet waited for, so its group's number is still its own
+            kill_group(pid)  # it is not yet waited for, so its group's number is still its own
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             del workers[pid]
@@ -287,7 +292,8 @@ def _reap(workers: dict[int, int]) -> None:
             os.close(pipe)
 
 
-def _kill_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
+    """Kill a process that leads a group and has not been waited for, and all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 

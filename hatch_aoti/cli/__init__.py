@@ -8,6 +8,7 @@ from typing import NoReturn
 import click
 
 from hatch_aoti import __version__
+from hatch_aoti.cli.bench import bench
 from hatch_aoti.cli.build import build
 from hatch_aoti.cli.cache import cache
 from hatch_aoti.cli.inspect import inspect
@@ -19,10 +20,10 @@ __all__ = ["main"]
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hatch-aoti", message="%(prog)s %(version)s")
 def commands() -> None:
-    """Compile PyTorch models ahead of time, as the build hook does, and look into what came of it."""
+    """Compile PyTorch models ahead of time, as the build hook does, look into what came of it, and measure it."""
 
 
-for _command in (build, cache, inspect):
+for _command in (bench, build, cache, inspect):
     commands.add_command(_command)
 
 

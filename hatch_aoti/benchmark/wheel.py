@@ -1,0 +1,38 @@
+"""Building a project's wheel as frontends do: a job for a worker, in the project's directory."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["build"]
+
+
+def build(payload: Mapping[str, Any]) -> str:
+    """Call hatchling as frontends do, and return the wheel's file name; it goes to the directory `output`.
+
+    `changed` names a model that is built with another `seed` than the project sets: a changed model, without a change
+    to anyone's file.
+    """
+    from hatchling.build import build_wheel
+
+    if payload["changed"] is not None:
+        _change(payload["changed"])
+    return build_wheel(payload["output"])
+
+
+def _change(name: str) -> None:
+    from hatch_aoti import project
+
+    read = project.read_project
+
+    def read_changed(*args: Any, **kwargs: Any) -> project.Project:
+        found = read(*args, **kwargs)
+        entry = found.settings.models[name]
+        models = {**found.settings.models, name: dataclasses.replace(entry, seed=entry.seed + 1)}
+        return dataclasses.replace(found, settings=dataclasses.replace(found.settings, models=models))
+
+    project.read_project = read_changed

@@ -1,0 +1,1 @@
+"""One model, for several CPU baselines."""

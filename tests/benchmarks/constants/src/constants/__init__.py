@@ -1,0 +1,1 @@
+"""The same kind of model with more and more weights."""

@@ -1,0 +1,1 @@
+"""Eight small models that have little in common."""

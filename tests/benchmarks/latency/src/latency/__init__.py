@@ -1,0 +1,1 @@
+"""Three models that are often compiled: tiny, convolutional, attention."""
