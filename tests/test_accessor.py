@@ -202,6 +202,16 @@ def test_the_first_call_loads_and_leaves_nothing_behind(tmp_path, fake, temporar
     assert list(temporary.iterdir()) == []
 
 
+def test_a_model_can_be_loaded_before_its_first_call(tmp_path, fake, temporary):
+    module = install(tmp_path, declare())
+    archive(module.double.path)
+    assert module.double.load() is module.double
+    assert len(fake) == 1
+    x = torch.ones(2, 4)
+    assert torch.equal(module.double.load()(x), x * 2)
+    assert len(fake) == 1
+
+
 def test_threads_that_call_at_once_load_once(tmp_path, fake, temporary):
     module = install(tmp_path, declare())
     archive(module.double.path)

@@ -171,14 +171,21 @@ class Model:
             return self.folder / self.variants[0].file
         return self.folder / self._variant().file
 
-    def _first_call(self, *values: Any) -> Any:
+    def load(self) -> Self:
+        """Load the model now, which its first call does otherwise, and return it.
+
+        One that follows its inputs from GPU to GPU is still loaded by its first call on each. Raises LoadError.
+        """
         with _Lock.current:
             if not self._loaded:  # another thread may have been faster
                 variant = self._variant()
                 run = _open(self, variant).boxed_run if self.device == "cpu" else _OnGpus(self, variant)
                 self._call = caller(self.name, self.signature, run, self.options.device_index)
                 self._loaded = True
-        return self._call(*values)
+        return self
+
+    def _first_call(self, *values: Any) -> Any:
+        return self.load()._call(*values)
 
     def _variant(self) -> Variant:
         """Return the best variant that this machine can run; LoadError says what is missing if there is none."""

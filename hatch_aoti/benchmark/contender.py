@@ -52,7 +52,6 @@ class Contender:
 
     name: ClassVar[str]
     artifact: ClassVar[str] = ""
-    loads_first = True  # whether `load` loads the model, rather than the first call
     requires: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, task: Mapping[str, Any]) -> None:
@@ -106,12 +105,7 @@ class HatchAoti(Contender):
     def load(self) -> Callable[[], Any]:
         """Import the generated module and load the model."""
         model = importlib.import_module(f"{self.task['package']}._models").MODELS[self.task["model"]]
-        load = getattr(model, "load", None)  # wheels of older versions load at the first call only
-        if load is None:
-            self.loads_first = False
-        else:
-            load()
-        return self.bind(model)
+        return self.bind(model.load())
 
     def ways_to_call(self) -> dict[str, Callable[[], Any]]:
         """Return the bare C++ loader's call, the call that users make, and that of PyTorch's own object."""
@@ -496,7 +490,7 @@ class _Process:
             answered = now()
         return {
             "started": _STARTED, "imported": imported, "begun": begun,
-            "loaded": loaded if contender.loads_first else None, "answered": answered,
+            "loaded": loaded, "answered": answered,
         }  # fmt: skip
 
     def memory(self) -> dict[str, int] | None:
