@@ -120,6 +120,7 @@ def preload() -> None:
         cache,
         compiler,
         constants,
+        digests,
         optimize,
         saved_program,
         settings,
@@ -200,7 +201,8 @@ class _Exported:
 
 def _export(job: ModelJob, entry: ModelSettings) -> tuple[_Exported, dict[str, Any] | None]:
     """Import, build and export the model; return what came of it, and what that read (a `Trace`)."""
-    from hatch_aoti.compiler import one_thread, program_digest
+    from hatch_aoti.compiler import one_thread
+    from hatch_aoti.digests import program_digest
     from hatch_aoti.optimize import make_plan
     from hatch_aoti.signature import UnsupportedModelError, called_operators, read_signature, registered_operators
     from hatch_aoti.source import ImportRoots, export_model, load_program
@@ -239,6 +241,7 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
     """Take the artifact for one target from the cache, or make it and put it there."""
     from hatch_aoti.cache import Cache
     from hatch_aoti.device import BuilderGpu, gpu_options
+    from hatch_aoti.target import folding_features
     from hatch_aoti.toolchain import find_toolchain
 
     entry, cache, toolchain = exported.entry, Cache(job.cache), find_toolchain()
@@ -259,6 +262,7 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
         "gpu": job.request.gpu,  # Triton tunes kernels for it
         "options": options,
         "inline_products": exported.plan.inline,
+        "folded_on": folding_features() if exported.plan.freeze else None,
         "seed": entry.seed,
         "verify": {"enabled": entry.verify, "rtol": entry.rtol, "atol": entry.atol},
         "include_sources": job.request.include_sources,
@@ -302,9 +306,11 @@ def _make(
 ) -> None:
     """Compile, package and verify one artifact into `directory / "entry"`."""
     from hatch_aoti.archive import ENTRY, write_package
-    from hatch_aoti.compiler import all_options, compile_program, constants_digest
+    from hatch_aoti.compiler import all_options, compile_program
     from hatch_aoti.constants import write_constants
+    from hatch_aoti.digests import constants_digest
     from hatch_aoti.reproduce import dump_minifier
+    from hatch_aoti.target import folding_features
     from hatch_aoti.verify import verify_artifact
 
     entry, source = exported.entry, exported.source
@@ -351,6 +357,7 @@ def _make(
         "target": dataclasses.asdict(target),
         "toolchain": toolchain.record(),
         "options": all_options(target, options),
+        "folded_on": folding_features() if exported.plan.freeze else None,
         "seed": entry.seed,
         "verified": verification.record,
     }

@@ -39,9 +39,9 @@ __all__ = ["Built", "build_models"]
 # Modules of hatch-aoti that shape what an artifact's bytes are, so that an artifact made by other code is not reused.
 _SHAPING = (
     "archive",
-    "compiler",
     "constants",
     "device",
+    "digests",
     "job",
     "optimize",
     "saved_program",
@@ -253,6 +253,7 @@ def _remember(
 
 def _request_key(request: ModelRequest, environ: Mapping[str, str]) -> str:
     """Return a hash over everything that a result depends on and that no trace records."""
+    from hatch_aoti.target import folding_features
     from hatch_aoti.toolchain import find_toolchain
 
     try:
@@ -263,6 +264,7 @@ def _request_key(request: ModelRequest, environ: Mapping[str, str]) -> str:
     known = {
         "request": dataclasses.asdict(request),
         "toolchain": toolchain,
+        "cpu": folding_features(),
         "python": sys.version,
         "numpy": metadata.version("numpy") if numpy is not None else None,
         "system": [platform.system(), platform.machine()],
@@ -526,6 +528,7 @@ def _code_digest() -> str:
     digest = hashlib.sha256()
     for name in _SHAPING:
         digest.update((home / f"{name}.py").read_bytes())
-    for path in sorted((home / "accessor").glob("*.py")):  # verification calls models through the accessor
-        digest.update(path.read_bytes())
+    for package in ("accessor", "compiler"):  # verification calls models through the accessor
+        for path in sorted((home / package).glob("*.py")):
+            digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -31,6 +31,7 @@ __all__ = [
     "TORCH_PICKS",
     "Target",
     "builder_cpu_features",
+    "folding_features",
     "missing_features",
     "parse_cpuinfo",
     "resolve_targets",
@@ -145,6 +146,17 @@ def builder_cpu_features() -> frozenset[str]:
             "the wheel is built."
         ) from error
 
+
+def folding_features() -> list[str]:
+    """Return what of this machine's CPU decides how weights are folded and prepacked: what oneDNN and ATen ask for."""
+    return sorted(builder_cpu_features() & _DISPATCHED)
+
+
+# What libraries choose their kernels by, and with them how they pack weights.
+_DISPATCHED: Final = frozenset({
+    "avx", "avx2", "fma3", "avx_vnni", "avx512_f", "avx512_bw", "avx512_dq", "avx512_vl", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "neon", "bf16", "i8mm", "sve", "sve2",
+})  # fmt: skip
 
 # Linux' names that differ from torch's (arch/x86/include/asm/cpufeatures.h, arch/arm64/kernel/cpuinfo.c).
 _RENAMED: Final = {

@@ -185,7 +185,8 @@ class Model:
         return self
 
     def _first_call(self, *values: Any) -> Any:
-        return self.load()._call(*values)
+        self.load()
+        return self._call(*values)
 
     def _variant(self) -> Variant:
         """Return the best variant that this machine can run; LoadError says what is missing if there is none."""
