@@ -307,9 +307,9 @@ def _make(
     """Compile, package and verify one artifact into `directory / "entry"`."""
     from hatch_aoti.archive import ENTRY, write_package
     from hatch_aoti.compiler import all_options, compile_program
+    from hatch_aoti.compiler.reproduce import dump_minifier
     from hatch_aoti.constants import write_constants
     from hatch_aoti.digests import constants_digest
-    from hatch_aoti.reproduce import dump_minifier
     from hatch_aoti.target import folding_features
     from hatch_aoti.verify import verify_artifact
 
@@ -377,7 +377,7 @@ def _keep_for_reproduction(
 ) -> None:
     """Write what compiling again in plain torch takes: should this fail, the build tells people where it is."""
     from hatch_aoti.compiler import all_options
-    from hatch_aoti.reproduce import PROGRAM, save_program, write_script
+    from hatch_aoti.compiler.reproduce import PROGRAM, save_program, write_script
 
     if not (job.folder / PROGRAM).exists():
         save_program(exported.source.program, job.folder)

@@ -342,7 +342,7 @@ def _kept_for(outcome: Outcome, cache: Cache, project: str) -> dict[str, str]:
 
     Never raises: what failed must be heard of, also on a full disk.
     """
-    from hatch_aoti.reproduce import PROGRAM, SCRIPT
+    from hatch_aoti.compiler.reproduce import PROGRAM, SCRIPT
 
     try:
         folder = _keep(outcome, cache, project)

@@ -19,9 +19,9 @@ from filelock import FileLock
 
 from hatch_aoti.archive import extract_objects
 from hatch_aoti.cache import Cache
+from hatch_aoti.compiler.reproduce import PROGRAM, save_program
 from hatch_aoti.debugging import Debugging, read_debugging, relocated, settle, without_debugging
 from hatch_aoti.inspection import inspect_path
-from hatch_aoti.reproduce import PROGRAM, save_program
 
 # --- The variables, and what is wrong with them ---------------------------------------------------------------------
 
