@@ -231,8 +231,6 @@ def test_a_model_is_changed_by_its_seed_for_the_build_alone(
 def test_a_contender_with_a_file_of_its_own_answers_as_eager_does(
     key: str, tiny: Path, environ: dict[str, str], tmp_path: Path
 ):
-    for name in CONTENDERS[key].requires:
-        pytest.importorskip(name)
     code = f"""
     import json
     from pathlib import Path

@@ -29,6 +29,7 @@ from hatch_aoti.accessor.contract import Parameter, Signature, Size, TensorInput
 from hatch_aoti.archive import write_package
 from hatch_aoti.bundle import make_bundle
 from hatch_aoti.cache import Cache, open_cache
+from hatch_aoti.debugging import Debugging
 from hatch_aoti.device import BuilderGpu, _ask_torch, _toolkit, architectures, find_gpu, gpu_options, resolve_devices
 from hatch_aoti.errors import AotiError
 from hatch_aoti.inspection import GpuReport, inspect_path
@@ -189,9 +190,8 @@ def test_results_of_another_machine_are_not_taken_for_this_ones(tmp_path, monkey
             digest="the same",
             plan=Plan(freeze=False, external=False, inline=True),
         )
-        work = job.ModelJob(
-            ModelRequest(**json.loads(json.dumps(dataclasses.asdict(request)))), tmp_path, tmp_path / "c"
-        )
+        plain = ModelRequest(**json.loads(json.dumps(dataclasses.asdict(request))))
+        work = job.ModelJob(plain, tmp_path, tmp_path / "c", tmp_path, tmp_path, Debugging(), anew=False)
         Cache(work.cache).root.mkdir(exist_ok=True)
         keys.add(job._artifact(work, exported, TARGETS[0], "scale.pt2").key)
     assert len(results) == len(keys) == 3
@@ -279,6 +279,7 @@ def gpu_bundle(tmp_path):
         version="1.0",
         torch_version="2.13.0+cu126",
         tag=TagChoice("manylinux_2_35_x86_64", "made up"),
+        debug={},
         cache=open_cache(tmp_path / "cache"),
     )
 

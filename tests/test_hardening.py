@@ -113,7 +113,7 @@ def test_sources_are_included_on_request_and_name_no_builder(tiny: Path, build: 
     wheel = build.wheel(tiny)
     sources = {name.rpartition("/")[2]: data for name, data in contents(wheel) if name.endswith(".cpp")}
     assert sorted(sources) == ["model.kernel.cpp", "model.wrapper.cpp"]
-    assert b"omp" in sources["model.kernel.cpp"]
+    assert b"cpp_fused" in sources["model.kernel.cpp"]
     assert b"AOTInductorModel::run_impl" in sources["model.wrapper.cpp"]
     assert find_traces(wheel, [str(tiny), environ["HATCH_AOTI_CACHE_DIR"], *builder_traces()]) == []
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import Ran, read_only, run, snapshot
+from conftest import Ran, read_only, run, run_python, snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +43,26 @@ def test_the_example_predicts_without_a_compiler_and_without_a_word_of_warning(
     output = predicts(run(*DEMO, cwd=tmp_path, environ=at(installed_example, bare)))
     assert "warning" not in output.lower()
     assert "outdated" not in output
+
+
+def test_a_call_runs_no_compiler_though_there_is_one(installed_example: Path, bare: dict[str, str], tmp_path: Path):
+    # pytorch/pytorch#191715: PyTorch's own loading function does, for seconds, only to word a warning
+    ran = tmp_path / "a compiler ran"
+    for name in ("g++", "gcc", "c++", "cc", "clang++"):
+        compiler = tmp_path / "bin" / name
+        compiler.parent.mkdir(exist_ok=True)
+        compiler.write_text(f"#!/bin/sh\n: > {str(ran)!r}\nexit 1\n", encoding="utf-8")
+        compiler.chmod(0o755)
+    code = """
+        import torch
+        from example_project._models import load, ranker
+        print(ranker(torch.zeros(8, 10)).shape)
+    """
+    environ = {**bare, "PATH": os.fspath(tmp_path / "bin"), "TORCHINDUCTOR_CACHE_DIR": os.fspath(tmp_path / "inductor")}
+    run_python(code, installed_example, environ=environ).check()
+    assert not ran.exists()
+    run_python(f'{code}\n        load("ranker")', installed_example, environ=environ).check()
+    assert ran.exists(), "the compilers here are found: load() is PyTorch's own"
 
 
 def test_at_least_95_percent_of_the_held_out_digits_are_right(installed_example: Path, bare: dict[str, str]):
