@@ -87,9 +87,9 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             )
             if not editable:  # an editable tree keeps the models it has
                 bundle = Bundle({ACCESSOR: skipped_accessor(layout.package)}, {})
-                self._include(build_data, layout, bundle, open_cache(settings.cache_dir))
+                self._include(build_data, layout, bundle, open_cache(settings.cache_dir, trusted=settings.trust_cache))
             return
-        cache = open_cache(settings.cache_dir)
+        cache = open_cache(settings.cache_dir, trusted=settings.trust_cache)
         built, requirement = build_project(project, cache, reporter, environ=os.environ)
         if requirement is not None:
             build_data["dependencies"].append(requirement)

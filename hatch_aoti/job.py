@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.debugging import Debugging
-from hatch_aoti.errors import CompileError, ModelError
+from hatch_aoti.errors import AotiError, CompileError, ModelError
 from hatch_aoti.workers import report_stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hatch_aoti.cache import Cache
     from hatch_aoti.optimize import Plan
     from hatch_aoti.settings import ModelSettings
     from hatch_aoti.signature import Signature
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from hatch_aoti.target import Target
     from hatch_aoti.toolchain import Toolchain
 
-__all__ = ["Artifact", "ModelJob", "ModelRequest", "ModelResult", "preload", "run"]
+__all__ = ["Artifact", "ModelJob", "ModelRequest", "ModelResult", "preload", "read_artifact", "run"]
 
 _RECORD = "artifact.json"
 CONSTANTS = "constants.safetensors"
@@ -54,7 +55,8 @@ class ModelJob:
     """A request and the places where it is worked on: the project's root, the cache's, and a folder for this job.
 
     What is in `folder` afterwards is for people to read; it will then be found at `folder_later`. With `anew`, nothing
-    is taken from the cache, and nothing put where a release build would find it.
+    is taken from the cache, and nothing put where a release build would find it. `trust_cache` takes a cache
+    that others can write to.
     """
 
     request: ModelRequest
@@ -64,6 +66,7 @@ class ModelJob:
     folder_later: Path
     debugging: Debugging
     anew: bool
+    trust_cache: bool = False
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ModelJob:
@@ -76,6 +79,7 @@ class ModelJob:
             folder_later=Path(value["folder_later"]),
             debugging=Debugging(**value["debugging"]),
             anew=value["anew"],
+            trust_cache=value["trust_cache"],
         )
 
 
@@ -165,6 +169,10 @@ def _run(job: ModelJob, entry: ModelSettings) -> ModelResult:
         )
     except CompileError as error:
         raise ModelError(entry.name, "compile", error.reason, hint=error.hint, details=error.details) from error
+    except ModelError:
+        raise
+    except AotiError as error:  # the cache's
+        raise ModelError(entry.name, "compile", str(error)) from error
     signature = exported.signature.to_json()
     return ModelResult(
         entry.name,
@@ -239,12 +247,11 @@ def _export(job: ModelJob, entry: ModelSettings) -> tuple[_Exported, dict[str, A
 
 def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str) -> Artifact:
     """Take the artifact for one target from the cache, or make it and put it there."""
-    from hatch_aoti.cache import Cache
     from hatch_aoti.device import BuilderGpu, gpu_options
     from hatch_aoti.target import folding_features
     from hatch_aoti.toolchain import find_toolchain
 
-    entry, cache, toolchain = exported.entry, Cache(job.cache), find_toolchain()
+    entry, cache, toolchain = exported.entry, _cache(job), find_toolchain()
     gpu = None if job.request.gpu is None else BuilderGpu(**job.request.gpu)
     options = {
         **exported.plan.preferred_options(),
@@ -280,19 +287,30 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
             with cache.scratch("artifact") as directory:
                 _make(job, exported, target, toolchain, options, file_name, directory)
                 found = cache.put(key, directory / "entry")
-    path, constants = found / file_name, found / CONSTANTS
-    record = json.loads((found / _RECORD).read_text(encoding="utf-8"))
-    measured = json.loads((found / _MEASURED).read_text(encoding="utf-8"))
+    return read_artifact(found, target.name, key, file_name, cached=not made)
+
+
+def read_artifact(entry: Path, target: str, key: str, file_name: str, *, cached: bool) -> Artifact:
+    """Return the artifact in the cache entry `key`, whose directory is `entry`."""
+    path, constants = entry / file_name, entry / CONSTANTS
+    record = json.loads((entry / _RECORD).read_text(encoding="utf-8"))
+    measured = json.loads((entry / _MEASURED).read_text(encoding="utf-8"))
     return Artifact(
-        target=target.name,
+        target=target,
         key=key,
         path=os.fspath(path),
         constants=os.fspath(constants) if constants.is_file() else None,
         size=path.stat().st_size,
-        cached=not made,
+        cached=cached,
         record=record,
         max_error=measured["max_error"],
     )
+
+
+def _cache(job: ModelJob) -> Cache:
+    from hatch_aoti.cache import Cache
+
+    return Cache(job.cache, trusted=job.trust_cache)
 
 
 def _make(
@@ -328,7 +346,7 @@ def _make(
             toolchain,
             options=options,
             directory=work,
-            headers=job.cache / "headers",
+            cache=_cache(job),
             seed=entry.seed,
             inline_products=exported.plan.inline,
             include_sources=job.request.include_sources,

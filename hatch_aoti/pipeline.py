@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib.util
@@ -14,7 +15,7 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.debugging import relocated, settle, without_debugging
 from hatch_aoti.errors import AotiError, CompileError, ModelError, Problem, SettingsError
@@ -212,30 +213,38 @@ def _known_results(
     requests: Mapping[str, ModelRequest], cache: Cache, *, root: Path, environ: Mapping[str, str]
 ) -> dict[str, ModelResult]:
     """Return the results of an earlier build for the models whose export would read the very same things again."""
-    from hatch_aoti.job import ModelResult
-    from hatch_aoti.trace import Trace
-
     known = {}
     for name, request in requests.items():
         for note in cache.notes(_request_key(request, environ)):
-            if not Trace.from_json(note["trace"]).holds(root, environ, sys.path):
-                continue
-            result = ModelResult.from_json(note)
-            entries = [cache.get(artifact.key) for artifact in result.artifacts]
-            if None not in entries:
-                artifacts = tuple(
-                    dataclasses.replace(
-                        artifact,
-                        path=os.fspath(entry / Path(artifact.path).name),
-                        constants=artifact.constants and os.fspath(entry / Path(artifact.constants).name),
-                        cached=True,
-                    )
-                    for artifact, entry in zip(result.artifacts, entries, strict=True)
-                    if entry is not None
-                )
-                known[name] = dataclasses.replace(result, artifacts=artifacts)
-                break
+            # A note is a hint: one that a build of ours would not write is none.
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+                result = _known_result(name, request, note, cache, root=root, environ=environ)
+                if result is not None:
+                    known[name] = result
+                    break
     return known
+
+
+def _known_result(
+    name: str, request: ModelRequest, note: Mapping[str, Any], cache: Cache, *, root: Path, environ: Mapping[str, str]
+) -> ModelResult | None:
+    from hatch_aoti.accessor.contract import Signature
+    from hatch_aoti.job import ModelResult, read_artifact
+    from hatch_aoti.trace import Trace
+
+    if not Trace.from_json(note["trace"]).holds(root, environ, sys.path):
+        return None
+    result = ModelResult.from_json(note)
+    Signature.from_json(result.signature)  # raises if it is none
+    if (result.name, result.device, result.error) != (name, request.device, None):
+        return None
+    artifacts = []
+    for artifact, target, file_name in zip(result.artifacts, request.targets, request.file_names, strict=True):
+        entry = cache.get(artifact.key)
+        if entry is None:
+            return None
+        artifacts.append(read_artifact(entry, target["name"], artifact.key, file_name, cached=True))
+    return dataclasses.replace(result, artifacts=tuple(artifacts))
 
 
 def _remember(
@@ -292,6 +301,7 @@ def _job(
         "request": dataclasses.asdict(request),
         "root": os.fspath(root),
         "cache": os.fspath(cache.root),
+        "trust_cache": cache.trusted,
         "folder": os.fspath(directory / _FOR_READING),
         "folder_later": os.fspath(cache.debug_folder(layout.package, name)),
         "debugging": dataclasses.asdict(settings.debugging),
@@ -348,7 +358,7 @@ def _kept_for(outcome: Outcome, cache: Cache, project: str) -> dict[str, str]:
         folder = _keep(outcome, cache, project)
         # The latest is that of the target that failed.
         scripts = sorted(folder.glob(f"*/{SCRIPT}"), key=lambda path: path.stat().st_mtime_ns)
-    except OSError as error:
+    except (OSError, AotiError) as error:
         return {"log": f"could not be kept ({error})"}
     kept = {"log": os.fspath(folder / _LOG)}
     if scripts and (folder / PROGRAM).is_file():

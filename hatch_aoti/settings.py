@@ -126,8 +126,8 @@ class Settings:
     `package` is a dotted import name, or None for the wheel's only package. `target` is empty for the portable
     default. `jobs` is None where the build chooses. `cache_size` is in bytes: what a build leaves in the cache at most,
     its own artifacts apart. `cache_dir` is absolute, or None for the platform's own cache
-    directory. `skip` comes from `HATCH_AOTI_SKIP` alone, `debugging` from torch's own variables. `models` is sorted by
-    name.
+    directory. `skip` and `trust_cache` (use a cache that others can write to) come from the environment alone,
+    `debugging` from torch's own variables. `models` is sorted by name.
     """
 
     models: Mapping[str, ModelSettings]
@@ -140,6 +140,7 @@ class Settings:
     include_sources: bool = False
     keep_intermediates: bool = False
     skip: bool = False
+    trust_cache: bool = False
     debugging: Debugging = dataclasses.field(default_factory=Debugging)
 
 
@@ -167,10 +168,14 @@ def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[st
     include_sources = read("include-sources", toml.boolean, default=False)
     keep_intermediates = read("keep-intermediates", toml.boolean, default=False)
     skip = environment.read(_variable("skip"), toml.boolean, default=False)
+    trust_cache = environment.read(_variable("trust-cache"), toml.boolean, default=False)
     models = _models(project, root=root, check_options=not skip)
 
     elsewhere = dict.fromkeys(_MODEL_KEYS, "this key belongs to a model: write it under [tool.aoti.models.<name>].")
     elsewhere["skip"] = "skipping is for a single build: set the variable HATCH_AOTI_SKIP=1 instead."
+    elsewhere["trust-cache"] = (
+        "a cache is trusted where it is: set the variable HATCH_AOTI_TRUST_CACHE=1 there instead."
+    )
     project.reject_unknown(elsewhere)
     problems += _unknown_variables(environment)
     debugging, wrong = read_debugging(environ, root)
@@ -188,6 +193,7 @@ def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[st
         include_sources=include_sources,
         keep_intermediates=keep_intermediates,
         skip=skip,
+        trust_cache=trust_cache,
         debugging=debugging,
     )
 
@@ -209,7 +215,7 @@ def _keys(settings: type[ModelSettings | Settings], *but: str) -> list[str]:
 
 # For the messages about a key in the wrong place. `model` outside of a model is more likely a misspelled `models`.
 _MODEL_KEYS = _keys(ModelSettings, "name", "model")
-_PROJECT_KEYS = _keys(Settings, "skip", "debugging")
+_PROJECT_KEYS = _keys(Settings, "skip", "trust_cache", "debugging")
 _HATCHLING_KEYS = ("dependencies", "enable-by-default", "require-runtime-dependencies", "require-runtime-features")
 
 
@@ -245,6 +251,7 @@ _VARIABLES: Mapping[str, Callable[[str], Any]] = {
     _variable("include-sources"): _boolean_text,
     _variable("keep-intermediates"): _boolean_text,
     _variable("skip"): _boolean_text,
+    _variable("trust-cache"): _boolean_text,
 }
 
 

@@ -265,24 +265,24 @@ def filled(tmp_path: Path) -> Path:
 
 def test_the_cache_shows_where_it_is_and_how_large(filled: Path):
     ran = hatch_aoti_command("cache", "--cache-dir", filled).check()
-    assert ran.output == f"{filled}: 1.6 kB\n"
+    assert ran.output == f"{filled}: 1.7 kB\n"
 
 
 def test_the_cache_is_the_one_that_builds_use(filled: Path, environ: dict[str, str]):
     ran = hatch_aoti_command("cache", environ={**environ, "HATCH_AOTI_CACHE_DIR": str(filled)}).check()
-    assert ran.output == f"{filled}: 1.6 kB\n"
+    assert ran.output == f"{filled}: 1.7 kB\n"
 
 
 def test_clearing_leaves_an_empty_cache_that_works(filled: Path):
     ran = hatch_aoti_command("cache", "--cache-dir", filled, "--clear").check()
-    assert ran.output == f"removed 1.6 kB\n{filled}: 0 B\n"
+    assert ran.output == f"removed 1.7 kB\n{filled}: 0 B\n"
     assert Cache(filled).get("ab" * 32) is None
     assert Cache(filled).keep_texts({"a/b": "text"}).joinpath("a/b").read_text() == "text"
 
 
 def test_trimming_keeps_what_was_used_within_the_hour(filled: Path):
     ran = hatch_aoti_command("cache", "--cache-dir", filled, "--trim", "0").check()
-    assert ran.output == f"removed 0 B\n{filled}: 1.6 kB\n"
+    assert ran.output == f"removed 0 B\n{filled}: 1.7 kB\n"
 
 
 @pytest.mark.parametrize(

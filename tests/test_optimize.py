@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hatch_aoti import optimize
+from hatch_aoti.cache import Cache
 from hatch_aoti.compiler import compile_program
 from hatch_aoti.optimize import Plan, inline_small_products, make_plan
 from hatch_aoti.settings import ModelSettings
@@ -145,7 +146,7 @@ def test_a_loop_runs_in_parallel_only_if_there_is_enough_for_each_thread(tmp_pat
         find_toolchain(),
         options={},
         directory=tmp_path,
-        headers=Path(environ["HATCH_AOTI_CACHE_DIR"], "headers"),
+        cache=Cache(Path(environ["HATCH_AOTI_CACHE_DIR"])),
         seed=0,
         include_sources=True,
     )

@@ -601,6 +601,7 @@ def test_the_environment_wins_over_toml(root):
         HATCH_AOTI_INCLUDE_SOURCES="no",
         HATCH_AOTI_KEEP_INTERMEDIATES="0",
         HATCH_AOTI_SKIP="1",
+        HATCH_AOTI_TRUST_CACHE="yes",
     )
     assert dataclasses.replace(settings, models={}) == Settings(
         models={},
@@ -612,6 +613,7 @@ def test_the_environment_wins_over_toml(root):
         include_sources=False,
         keep_intermediates=False,
         skip=True,
+        trust_cache=True,
     )
 
 

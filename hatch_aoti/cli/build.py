@@ -40,7 +40,8 @@ def build(project: Path, output: Path) -> None:
     if opened.settings.skip:
         raise AotiError("HATCH_AOTI_SKIP is set, so there is nothing to build; unset it")
     reporter = Reporter()
-    built, _ = build_project(opened, open_cache(opened.settings.cache_dir), reporter, environ=os.environ)
+    cache = open_cache(opened.settings.cache_dir, trusted=opened.settings.trust_cache)
+    built, _ = build_project(opened, cache, reporter, environ=os.environ)
     try:
         write_bundle(built.bundle, output)
     except OSError as error:

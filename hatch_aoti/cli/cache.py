@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from hatch_aoti.errors import AotiError
+
 __all__ = ["cache"]
 
 
@@ -37,16 +39,32 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
     callback=_size,
     help="Remove what has not been used for the longest time until SIZE (default: 10 GB) is left.",
 )
-def cache(cache_dir: Path | None, *, clear: bool, trim: int | None) -> None:
-    """Show where the cache of finished artifacts is and how large; empty or shrink it."""
-    from hatch_aoti.cache import default_cache_dir, open_cache
+@click.option(
+    "--trust-cache",
+    envvar="HATCH_AOTI_TRUST_CACHE",
+    is_flag=True,
+    help="Take a cache that others can write to, as HATCH_AOTI_TRUST_CACHE=1 does.",
+)
+def cache(cache_dir: Path | None, *, clear: bool, trim: int | None, trust_cache: bool) -> None:
+    """Show where the cache of finished artifacts is and how large; empty or shrink it.
+
+    A directory that is no cache of hatch-aoti is left alone.
+    """
+    from hatch_aoti.cache import default_cache_dir, is_vacant, open_cache
     from hatch_aoti.progress import human_size
 
     if clear and trim is not None:
         raise click.UsageError("--clear removes everything, so --trim has nothing to do: give one of them.")
-    opened = open_cache(cache_dir)
+    directory = cache_dir or default_cache_dir()
+    try:
+        if is_vacant(directory):
+            click.echo(f"{directory}: no cache there yet")
+            return
+    except OSError as error:
+        raise AotiError(f"{directory} cannot be read ({error.strerror or error})") from error
+    opened = open_cache(directory, trusted=trust_cache)
     if clear:
         click.echo(f"removed {human_size(opened.clear())}")
     if trim is not None:
         click.echo(f"removed {human_size(opened.trim(trim))}")
-    click.echo(f"{cache_dir or default_cache_dir()}: {human_size(opened.size())}")
+    click.echo(f"{directory}: {human_size(opened.size())}")

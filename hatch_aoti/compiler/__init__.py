@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from hatch_aoti.cache import Cache
     from hatch_aoti.target import Target
     from hatch_aoti.toolchain import Toolchain
 
@@ -113,7 +114,7 @@ def compile_program(
     *,
     options: Mapping[str, Any],
     directory: Path,
-    headers: Path,
+    cache: Cache,
     seed: int,
     inline_products: bool = True,
     include_sources: bool = False,
@@ -121,12 +122,11 @@ def compile_program(
 ) -> Compiled:
     """Compile a program for one target.
 
-    `options` are inductor options over the target's own; `directory` is private to this call and receives everything
-    that is generated, and the compiler's commands (`COMMANDS`); `headers` is shared between calls and builds and keeps
-    the precompiled headers. Neither path gets into the result. `inline_products` multiplies small weights in loops of
-    the generated code. With `include_sources` that code is among the files. `symbols_for` is for debuggers: the result
-    keeps its symbols, and they name this place for what is in
-    `directory`. Raises `CompileError`.
+    `options` are inductor options over the target's own; `directory` is private to this call and receives
+    everything that is generated, and the compiler's commands (`COMMANDS`); `cache` keeps the precompiled headers.
+    Neither's path gets into the result. `inline_products` multiplies small weights in loops of the generated code.
+    With `include_sources` that code is among the files. `symbols_for` is for debuggers: the result keeps its
+    symbols, and they name this place for what is in `directory`. Raises `CompileError`.
     """
     import torch
     import torch._inductor
@@ -148,7 +148,7 @@ def compile_program(
         torch.manual_seed(seed)
         args, kwargs = plain_containers(copy.deepcopy(program.example_inputs))
         # One thread, as folded constants must not depend on how many summed them up.
-        with torch.no_grad(), one_thread(), _writing_to(directory), _steer(target, headers):
+        with torch.no_grad(), one_thread(), _writing_to(directory), _steer(target, cache):
             module = make_serialisable(program.module(check_guards=False))
             if inline_products:
                 inline_small_products(module)
@@ -217,13 +217,13 @@ def _needed(files: list[Path], sources: Path | None) -> dict[str, Path | bytes]:
 
 
 @contextlib.contextmanager
-def _steer(target: Target, headers: Path) -> Iterator[None]:
+def _steer(target: Target, cache: Cache) -> Iterator[None]:
     """Make torch compile for `target` rather than for this machine, and share precompiled headers."""
     import torch
     from torch._inductor import codecache, cpu_vec_isa
 
     replaced: list[tuple[Any, str, Any]] = [
-        (codecache, "_precompile_header", PrecompiledHeaders(headers)),
+        (codecache, "_precompile_header", PrecompiledHeaders(cache)),
         *thread_policy(),
     ]
     if target.vec_isa != TORCH_PICKS:

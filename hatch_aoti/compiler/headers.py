@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import hashlib
 import os
-import shutil
 import subprocess
 import sysconfig
 import tempfile
@@ -15,12 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
-
 from hatch_aoti.compiler.script import OBJECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+    from hatch_aoti.cache import Cache
 
 __all__ = ["PrecompiledHeaders"]
 
@@ -47,14 +45,15 @@ class PrecompiledHeaders:
 
     torch keys its precompiled headers by paths, so that a build in an isolated environment never finds one again
     (10 s each time), preprocesses them to notice changes (1 s each) and can leave a half-written one behind. Here the
-    key is the toolchain and the flags without paths, and a header appears when it is whole.
+    key is the toolchain and the flags without paths; a header appears when it is whole, and its checksum is compared
+    (0.1 s) before it is used.
 
     For a CPU, torch asks for the wrapper's header and then for that of the kernels: the first is made while the second
     is, and both are there when the second call returns.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
         self.wrappers = ThreadPoolExecutor(1)
         self.pending: Future[None] | None = None
 
@@ -81,15 +80,16 @@ class PrecompiledHeaders:
             str(torch.version.git_version),
             _script_identity(script),
         ]
-        final = self.directory / hashlib.sha256("\0".join(identity).encode()).hexdigest()
-        self.directory.mkdir(parents=True, exist_ok=True)
+        key = hashlib.sha256("\0".join(identity).encode()).hexdigest()
+        final = self.cache.place(key, "headers")
         if is_wrapper:
             (script.parent / OBJECTS).write_text(os.fspath(final / _SHARED_OBJECT), encoding="utf-8")
+        make = functools.partial(_make_header, self.cache, key, header, options, compile_command)
         if is_wrapper and compile_command["device_type"] == "cpu":
             context = contextvars.copy_context()  # torch's options are in it
-            self.pending = self.wrappers.submit(context.run, _make_header, final, header, options, compile_command)
+            self.pending = self.wrappers.submit(context.run, make)
         else:
-            _make_header(final, header, options, compile_command)
+            make()
             if self.pending is not None:
                 self.pending.result()
         return str(final / _HEADER)
@@ -102,22 +102,21 @@ def _header_builder(directory: Path, options: Any) -> Any:
     return cpp_builder.CppBuilder(name=source, sources=source, BuildOption=options)
 
 
-def _make_header(final: Path, header: str, options: Any, compile_command: Mapping[str, Any]) -> None:
-    """Have `header` in the directory `final`, precompiled; for a wrapper's header also the object that goes with it."""
-    with FileLock(f"{final}.lock"):  # other workers and builds want the same headers: they wait, and find them
-        if not final.is_dir():
-            with tempfile.TemporaryDirectory() as directory:
-                source = Path(directory) / _HEADER
-                is_wrapper = bool(compile_command.get("min_optimize"))
-                declarations = _REGEX.replace("template", "extern template") if is_wrapper else ""
-                source.write_text(f"#include <{header}>\n{declarations}", encoding="utf-8")
-                _header_builder(Path(directory), options).build()
-                if is_wrapper:
-                    _build_shared_object(source, compile_command)
-                with _appearing(final) as new:
-                    for path in Path(directory).iterdir():
-                        shutil.copyfile(path, new / path.name)
-        os.utime(final)  # used now: the cache removes what is not
+def _make_header(cache: Cache, key: str, header: str, options: Any, compile_command: Mapping[str, Any]) -> None:
+    """Have `header` in the cache, precompiled; for a wrapper's header also the object that goes with it."""
+    with cache.lock(key):  # other workers and builds want the same headers: they wait, and find them
+        if cache.get(key, "headers") is not None:
+            return
+        with cache.scratch("header") as scratch:
+            source = scratch / "entry" / _HEADER
+            source.parent.mkdir()
+            is_wrapper = bool(compile_command.get("min_optimize"))
+            declarations = _REGEX.replace("template", "extern template") if is_wrapper else ""
+            source.write_text(f"#include <{header}>\n{declarations}", encoding="utf-8")
+            _header_builder(source.parent, options).build()
+            if is_wrapper:
+                _build_shared_object(source, compile_command)
+            cache.put(key, source.parent, "headers")
 
 
 def _build_shared_object(header: Path, compile_command: Mapping[str, Any]) -> None:
@@ -132,18 +131,6 @@ def _build_shared_object(header: Path, compile_command: Mapping[str, Any]) -> No
     )
     builder.build()
     Path(builder.get_target_file_path()).rename(source.with_name(_SHARED_OBJECT))
-
-
-@contextlib.contextmanager
-def _appearing(final: Path) -> Iterator[Path]:
-    """Yield a new directory that becomes `final`, by a rename, when the block succeeds."""
-    new = Path(tempfile.mkdtemp(prefix="new-", dir=final.parent))
-    try:
-        yield new
-        shutil.rmtree(final, ignore_errors=True)
-        new.rename(final)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
 
 
 @functools.cache
