@@ -9,10 +9,10 @@ call; whatever that does not recognise goes through the full one, which lays ten
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import importlib
-import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hatch_aoti.accessor.contract import (
@@ -26,13 +26,13 @@ from hatch_aoti.accessor.contract import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
     from hatch_aoti.accessor.contract import Node, Signature
 
-__all__ = ["DEFAULT", "Default", "caller"]
+__all__ = ["DEFAULT", "Default", "apart", "caller", "check_thread"]
 
 
 class Default:
@@ -44,7 +44,8 @@ class Default:
 
 DEFAULT = Default()
 
-_SEEN = 1024  # sizes of inputs that a model remembers to have passed
+_SIZES = 4096  # sizes of inputs that a model remembers to have passed
+_KINDS = 8  # kinds of calls that it remembers, such as from inference mode
 
 
 def caller(
@@ -57,11 +58,12 @@ def caller(
 
     `run` takes the input tensors as a list and returns the compiled results, one for each leaf of the output.
     `device_index` is the GPU that inputs for a GPU must be on; -1 admits any, as long as they are on the same.
-    The function raises TypeError for a wrong type or container and ValueError for a wrong value, naming the argument.
+    The function raises TypeError for a wrong type or container, or where PyTorch traces or transforms what is called,
+    and ValueError for a wrong value, naming the argument.
     """
     import torch
+    from torch.autograd import forward_ad
 
-    tensor, strided = torch.Tensor, torch.strided
     inputs = signature.inputs
     if signature.order:
         compiled, places = run, sorted(range(len(inputs)), key=signature.order.__getitem__)
@@ -73,9 +75,11 @@ def caller(
     only_tensors = all(isinstance(node, TensorInput) for node in nodes)
     returns_inputs = any(isinstance(leaf, (SameAsInput, Size)) for leaf in signature.outputs)
     rebuild = _rebuilder(signature.output, inputs)
-    full = functools.partial(_full_call, name, signature, device_index, run, rebuild)
-    ordinary = _ordinary(signature)
-    if ordinary is None:
+    # What an input that forward changes, that lives on a GPU or that is not row-major needs is more than a look-up.
+    simple = bool(inputs) and not any(leaf.changed or leaf.device != "cpu" or leaf.order for leaf in inputs)
+    passed = _Passed() if simple and hasattr(forward_ad, "_current_level") else None  # private to PyTorch
+    full = functools.partial(_full_call, name, signature, device_index, run, rebuild, passed)
+    if passed is None:
 
         def call(*values: Any) -> Any:
             flat: list[Any] = []
@@ -83,47 +87,32 @@ def caller(
                 _flatten(name, node, value, flat)
             return full(flat)
 
-        return call
+        return _opaque(name, call)
 
-    checks, equal = ordinary
+    kinds, sizes = passed.kinds, passed.sizes
+    function_mode = torch._C._is_torch_function_mode_enabled  # noqa: SLF001
     output = signature.output
     plain, result = (True, output.index) if isinstance(output, TensorOutput) and not output.state else (False, 0)
-    quickest = only_tensors and len(checks) == 1 and plain
-    seen: set[Any] = set()  # sizes that passed before
 
-    def sizes_fit(flat: list[Any], shapes: list[Any]) -> bool:
-        for shape, (_, bounds) in zip(shapes, checks, strict=True):
-            if len(shape) != len(bounds):
-                return False
-            for size, (low, high) in zip(shape, bounds, strict=True):
-                if size < low or size > high:
-                    return False
-        for one, dimension, other, its_dimension in equal:
-            if flat[one].shape[dimension] != flat[other].shape[its_dimension]:
-                return False
-        if len(seen) < _SEEN:
-            seen.add(shapes[0] if quickest else tuple(shapes))
-        return True
-
-    if quickest:
-        [(dtype, _)] = checks
-
+    if only_tensors and len(inputs) == 1 and plain:
         # One tensor in, one out. The same conditions as below: sharing them would cost a call.
         def quickest_call(x: Any) -> Any:
+            for fits in kinds:
+                if fits(x):
+                    break
+            else:
+                return full([x])
             if (
-                type(x) is not tensor
-                or x.dtype is not dtype
-                or x.layout is not strided
-                or not x.is_cpu
+                x.shape not in sizes
                 or not x.is_contiguous()
-                or x.requires_grad
-                or x.is_neg()
-                or ((shape := x.shape) not in seen and not sizes_fit([x], [shape]))
+                or not x.data_ptr()
+                or function_mode()
+                or forward_ad._current_level >= 0  # noqa: SLF001
             ):
                 return full([x])
             return run([x])[result]
 
-        return quickest_call
+        return _opaque(name, quickest_call)
 
     def quick_call(*values: Any) -> Any:
         if only_tensors:
@@ -132,62 +121,69 @@ def caller(
             flat = []
             for node, value in zip(nodes, values, strict=True):
                 _flatten(name, node, value, flat)
+        for fits in kinds:
+            if fits(*flat):
+                break
+        else:
+            return full(flat)
         shapes = []
-        for x, (dtype, _) in zip(flat, checks):  # noqa: B905  (strict costs time; lengths are equal)
-            if (
-                type(x) is not tensor
-                or x.dtype is not dtype
-                or x.layout is not strided
-                or not x.is_cpu
-                or not x.is_contiguous()
-                or x.requires_grad
-                or x.is_neg()
-            ):
+        for x in flat:
+            if not x.is_contiguous() or not x.data_ptr():
                 return full(flat)
             shapes.append(x.shape)
-        if tuple(shapes) not in seen and not sizes_fit(flat, shapes):
+        if tuple(shapes) not in sizes or function_mode() or forward_ad._current_level >= 0:  # noqa: SLF001
             return full(flat)
         if plain:
             return run(flat)[result]
         given = flat.copy() if returns_inputs else ()  # `run` empties its list
         return rebuild(run(flat), given)
 
-    return quick_call
+    return _opaque(name, quick_call)
 
 
-def _ordinary(
-    signature: Signature,
-) -> tuple[tuple[tuple[Any, tuple[tuple[int, int], ...]], ...], tuple[tuple[int, int, int, int], ...]] | None:
-    """Return what an ordinary call satisfies, or None if each call of this model needs the full check.
+class _Passed:
+    """What has passed the full check of a model, so that calls of the same kind and the same sizes need it no more.
 
-    First (dtype, smallest and largest size of each dimension) of each input; then the sizes that must be equal,
-    as (input, dimension, input, dimension). The full check is for models with an input that forward changes, that is
-    complex (it may be a lazy conjugate), lives on another device or in another layout than row-major, or whose size is
-    an expression.
+    `kinds` are PyTorch's own guards, the ones that `torch.compile` puts before its code. In one C++ call such a guard
+    compares exact types, dtypes, devices, ranks, whether gradients are wanted, and the *dispatch keys* of the tensors
+    in the calling thread: lazy conjugates and signs, sparse, quantised, nested, zero and wrapped tensors have keys of
+    their own, and so have autocast, inference mode, tracing, `torch.func` transforms and dispatch modes.
+    `sizes` are those of the one input, or tuples of those of all.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: list[Callable[..., bool]] = []
+        self.sizes: set[Any] = set()
+
+    def add(self, values: Sequence[torch.Tensor], *, kind: bool) -> None:
+        """Remember the sizes of `values` and, with `kind`, what else there is to them and to this thread."""
+        import torch
+
+        shapes = tuple(value.shape for value in values)
+        if len(self.sizes) < _SIZES:
+            self.sizes |= {shapes, *shapes[: len(shapes) == 1]}
+        guards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)  # noqa: SLF001
+        if kind and guards is not None and len(self.kinds) < _KINDS and not any(fits(*values) for fits in self.kinds):
+            any_size: list[list[None]] = [[None] * value.ndim for value in values]
+            guard = guards(*values, dynamic_dims_sizes=any_size, dynamic_dims_strides=any_size)
+            if guard.check(*values):  # never for the same tensor twice
+                self.kinds.append(guard.check)
+
+
+def _opaque(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call`, marked so that `torch.compile` calls it and does not look into it.
+
+    `torch.compiler.disable` does that as well, but imports the compiler, which takes seconds.
     """
     import torch
 
-    ranges = {dim.name: (dim.min, sys.maxsize if dim.max is None else dim.max) for dim in signature.dims}
-    first: dict[str, tuple[int, int]] = {}
-    checks, equal = [], []
-    for place, leaf in enumerate(signature.inputs):
-        dtype = getattr(torch, leaf.dtype)
-        if leaf.changed or dtype.is_complex or leaf.device != "cpu" or leaf.order:
-            return None
-        bounds = []
-        for dimension, size in enumerate(leaf.shape):
-            match size.terms:
-                case ():
-                    bounds.append((size.plus, size.plus))
-                case ((1, dim),) if size.plus == 0:
-                    bounds.append(ranges[dim])
-                    if dim in first:
-                        equal.append((place, dimension, *first[dim]))
-                    first.setdefault(dim, (place, dimension))
-                case _:
-                    return None
-        checks.append((dtype, tuple(bounds)))
-    return tuple(checks), tuple(equal)
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
+    call._torchdynamo_disable_msg = f"{name} is compiled already"  # type: ignore[attr-defined]  # noqa: SLF001
+    with contextlib.suppress(AttributeError, TypeError):  # private to PyTorch; without it, there are warnings
+        frames: Any = torch._C._dynamo.eval_frame  # noqa: SLF001
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.SKIP)  # noqa: SLF001
+        frames.set_code_exec_strategy(call.__code__, skip)
+    return call
 
 
 def _full_call(
@@ -196,24 +192,78 @@ def _full_call(
     device_index: int,
     run: Callable[[list[torch.Tensor]], Sequence[Any]],
     rebuild: Callable[[Sequence[Any], Sequence[Any]], Any],
+    passed: _Passed | None,
     given: list[Any],
 ) -> Any:
     """Check every tensor, lay it out as the compiled code reads it, run, write back what forward changed."""
     import torch
 
+    check_thread(name)
     leaves = signature.inputs
-    for leaf, value in zip(leaves, given, strict=True):
-        _check_tensor(name, leaf, value)
-    _check_places(name, leaves, given, device_index)
-    _check_sizes(name, signature, given)
-    _check_memory(name, leaves, given)
-    with torch.no_grad():
+    with apart() as kept_apart, torch.no_grad():
+        for leaf, value in zip(leaves, given, strict=True):
+            _check_tensor(name, leaf, value)
+        _check_places(name, leaves, given, device_index)
+        _check_sizes(name, signature, given)
+        _check_memory(name, leaves, given)
         laid_out = [_lay_out(leaf, value) for leaf, value in zip(leaves, given, strict=True)]
         results = run(laid_out.copy())
         for leaf, value, used in zip(leaves, given, laid_out, strict=True):
             if leaf.changed and used.data_ptr() != value.data_ptr():
                 value.copy_(used)
-        return rebuild(results, given)
+            elif leaf.changed and not value.is_inference():
+                torch.autograd.graph.increment_version(value)  # as in-place operators do, for a backward to come
+        answer = rebuild(results, given)
+    if passed is not None:
+        lazy = any(value.is_conj() or value.is_neg() or value.requires_grad for value in given)
+        passed.add(given, kind=not lazy and not kept_apart)
+    return answer
+
+
+# --- The calling thread ---
+
+
+def check_thread(name: str) -> None:
+    """Refuse to run where PyTorch traces, transforms or fakes what is called.
+
+    What compiled code answers would be a constant of the trace; operators that it calls would give it tensors without
+    memory.
+    """
+    import torch
+
+    functorch = torch._C._functorch.peek_interpreter_stack()  # noqa: SLF001
+    keys, mode = torch._C._TorchDispatchModeKey, torch._C._get_dispatch_mode  # noqa: SLF001
+    if torch._C._get_tracing_state() is not None:  # noqa: SLF001
+        where = "torch.jit.trace"
+    elif functorch is not None:
+        where = f"a torch.func transform ({functorch.key().name.lower()})"
+    elif mode(keys.PROXY) or torch._ops._len_torch_dispatch_stack_pre_dispatch():  # noqa: SLF001
+        where = "torch.export or make_fx"
+    elif mode(keys.FAKE):
+        where = "FakeTensorMode, which torch.export uses"
+    elif mode(keys.FUNCTIONAL):
+        where = "FunctionalTensorMode"
+    else:
+        return
+    raise TypeError(f"{name} cannot be called under {where}: compiled code cannot take part in it")
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[bool]:
+    """Keep from compiled code what would reach into the operators that it calls, and change what they return to it:
+    autocast (pytorch/pytorch#194329), and modes such as the one that `torch.set_default_device` is.
+
+    Yields whether there is any.
+    """
+    import torch
+
+    autocast = torch._C._is_any_autocast_enabled()  # noqa: SLF001
+    modes = torch._C._is_torch_function_mode_enabled() or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001
+    if not autocast and not modes:
+        yield False
+        return
+    with torch._C._DisableAutocast(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
+        yield True
 
 
 # --- Arguments ---
@@ -309,7 +359,11 @@ def _check_tensor(name: str, leaf: TensorInput, value: Any) -> None:
     if type(value) not in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}:
         _refuse_type(name, path, f"{needed}, not a subclass", value)
     if torch._C._functorch.is_functorch_wrapped_tensor(value):  # noqa: SLF001
-        raise TypeError(f"{name}: {path} {needed}; compiled code does not run under torch.func transforms such as vmap")
+        raise TypeError(f"{name}: {path} {needed}, got one that a torch.func transform such as vmap has wrapped")
+    if value._is_zerotensor():  # noqa: SLF001
+        raise TypeError(f"{name}: {path} {needed}, got a zero tensor, which has no memory (pass torch.zeros instead)")
+    if value.is_nested:
+        raise TypeError(f"{name}: {path} {needed}, got a nested tensor")
     if value.layout is not torch.strided:
         kind = str(value.layout).removeprefix("torch.")
         raise TypeError(f"{name}: {path} {needed}, stored densely, got a {kind} tensor")
@@ -321,6 +375,16 @@ def _check_tensor(name: str, leaf: TensorInput, value: Any) -> None:
         raise ValueError(
             f"{name}: {path} {needed}, got {_described(value)}: {_counted(value.ndim)} instead of {len(leaf.shape)}"
         )
+    if _is_dual(value):
+        raise TypeError(f"{name}: {path} {needed}, got a dual tensor: compiled code computes no tangents (forward AD)")
+
+
+def _is_dual(value: torch.Tensor) -> bool:
+    from torch.autograd import forward_ad
+
+    with contextlib.suppress(RuntimeError):  # there is no dual level
+        return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
+    return False
 
 
 def _check_places(name: str, leaves: Sequence[TensorInput], values: Sequence[torch.Tensor], index: int) -> None:
@@ -389,32 +453,77 @@ def _ranged(low: int, high: int | None) -> str:
 
 
 def _check_memory(name: str, leaves: Sequence[TensorInput], values: Sequence[torch.Tensor]) -> None:
-    """Refuse shared memory where forward writes: compiled code assumes that each input has its own."""
+    """Refuse memory that is not there, and where forward writes, memory that is shared: compiled code assumes that
+    each input, and each of its elements, has its own.
+    """
     import torch
 
     for leaf, value in zip(leaves, values, strict=True):
+        start, end = _span(value)
+        storage = value.untyped_storage()
+        if start != end and (not start or end > storage.data_ptr() + storage.nbytes()):
+            raise ValueError(
+                f"{name}: {leaf.path} must be {leaf}, got {_described(value)} whose storage has only "
+                f"{storage.nbytes()} bytes: it was resized, or freed as FSDP does"
+            )
+    for leaf, value in zip(leaves, values, strict=True):
         if not leaf.changed:
             continue
-        if torch._debug_has_internal_overlap(value) == 1:  # noqa: SLF001  (what in-place operators ask)
+        changed = f"{name}: {leaf.path} is changed in place, but"
+        if value.is_inference() and not torch.is_inference_mode_enabled():
             raise ValueError(
-                f"{name}: {leaf.path} is changed in place, but its elements share memory (an expanded view): "
+                f"{changed} it comes from torch.inference_mode() and can be changed only in there: "
                 f"pass {leaf.path}.clone()"
             )
+        if _overlaps_itself(value):
+            raise ValueError(f"{changed} its elements share memory (an expanded view): pass {leaf.path}.clone()")
         for other, another in zip(leaves, values, strict=True):
             if other is not leaf and _overlap(value, another):
-                raise ValueError(
-                    f"{name}: {leaf.path} is changed in place, but shares memory with {other.path}: "
-                    f"pass {other.path}.clone()"
-                )
+                raise ValueError(f"{changed} shares memory with {other.path}: pass {other.path}.clone()")
+
+
+def _overlaps_itself(x: torch.Tensor) -> bool:
+    """Say whether two elements share memory. PyTorch's own test gives up where strides interleave."""
+    import torch
+
+    known, too_hard = torch._debug_has_internal_overlap(x), 2  # noqa: SLF001
+    if known != too_hard:
+        return known == 1
+    reach = 0  # of the dimensions with smaller strides
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            break
+        reach += (size - 1) * stride
+    else:
+        return False
+    start, end = _span(x)
+    marks = torch.zeros(end - start, dtype=torch.bool, device="cpu")
+    _bytes_in(marks, x, start).fill_(True)
+    return int(marks.sum()) < x.numel() * x.element_size()
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Say whether two tensors have a byte in common; views of one tensor may lie between each other's elements."""
+    import torch
+
     (a_start, a_end), (b_start, b_end) = (_span(x) for x in (a, b))
-    return a_start < b_end and b_start < a_end
+    if a_start >= b_end or b_start >= a_end or a.device != b.device:
+        return False
+    start = min(a_start, b_start)
+    marks = torch.zeros(max(a_end, b_end) - start, dtype=torch.bool, device="cpu")
+    _bytes_in(marks, a, start).fill_(True)
+    return bool(_bytes_in(marks, b, start).any())
+
+
+def _bytes_in(marks: torch.Tensor, x: torch.Tensor, start: int) -> torch.Tensor:
+    """Return the view of `marks`, which stands for the memory from the address `start` on, that `x` is of it."""
+    size = x.element_size()
+    strides = [stride * size for stride in x.stride()]
+    return marks.as_strided((*x.shape, size), (*strides, 1), x.data_ptr() - start)
 
 
 def _span(x: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses of the first byte that `x` uses and of the one after the last."""
+    """Return the addresses of the first byte that `x` uses and of the one after the last; twice the same for none."""
     if x.numel() == 0:
         return 0, 0
     reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))

@@ -24,7 +24,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from hatch_aoti.accessor.calls import caller
+from hatch_aoti.accessor.calls import apart, caller, check_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -179,7 +179,9 @@ class Model:
         with _Lock.current:
             if not self._loaded:  # another thread may have been faster
                 variant = self._variant()
-                run = _open(self, variant).boxed_run if self.device == "cpu" else _OnGpus(self, variant)
+                check_thread(self.name)
+                with apart():
+                    run = _open(self, variant).boxed_run if self.device == "cpu" else _OnGpus(self, variant)
                 self._call = caller(self.name, self.signature, run, self.options.device_index)
                 self._loaded = True
         return self
