@@ -22,7 +22,15 @@ from hatch_aoti.errors import Problem, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Debugging", "check_logs", "read_debugging", "relocated", "settle", "without_debugging"]
+__all__ = [
+    "Debugging",
+    "check_logs",
+    "is_torch_option",
+    "read_debugging",
+    "relocated",
+    "settle",
+    "without_debugging",
+]
 
 _COMPILE = "AOT_INDUCTOR_DEBUG_COMPILE"
 _SYMBOLS = "AOT_INDUCTOR_DEBUG_SYMBOLS"
@@ -131,8 +139,12 @@ def read_debugging(environ: Mapping[str, str], root: Path) -> tuple[Debugging, l
 
 def without_debugging(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of `environ` but those from which torch's compiler takes options or orders to write."""
-    ours = {*_CHANGING, *_WRITING, *_WHERE}
-    return {name: value for name, value in environ.items() if name not in ours and not name.startswith(_KEPT_OUT)}
+    return {name: value for name, value in environ.items() if not is_torch_option(name)}
+
+
+def is_torch_option(name: str) -> bool:
+    """Whether torch's compiler takes options, or orders to write, from the variable `name`."""
+    return name in {*_CHANGING, *_WRITING, *_WHERE} or name.startswith(_KEPT_OUT)
 
 
 def check_logs(payload: Mapping[str, str]) -> str:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import errno
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["AotiError", "CompileError", "ModelError", "Problem", "SettingsError", "did_you_mean"]
+__all__ = [
+    "MAKE_ROOM",
+    "AotiError",
+    "CompileError",
+    "ModelError",
+    "Problem",
+    "SettingsError",
+    "did_you_mean",
+    "full_disk",
+]
 
 
 class AotiError(Exception):
@@ -74,11 +85,32 @@ class ModelError(AotiError):
 
 
 class CompileError(AotiError):
-    """AOTInductor or the C++ compiler failed; `details` is the telling end of what they said."""
+    """AOTInductor or the C++ compiler failed; `details` is the telling end of what they said.
 
-    def __init__(self, reason: str, *, hint: str = "", details: str = "") -> None:
-        self.reason, self.hint, self.details = reason, hint, details
+    `killed`: the system killed it, for want of memory.
+    """
+
+    def __init__(self, reason: str, *, hint: str = "", details: str = "", killed: bool = False) -> None:
+        self.reason, self.hint, self.details, self.killed = reason, hint, details, killed
         super().__init__(reason)
+
+
+MAKE_ROOM = (
+    "make room there, or name other places: the environment variable TMPDIR for temporary files, "
+    "HATCH_AOTI_CACHE_DIR for the cache, in which models are compiled"
+)
+"""What to do when a disk is full."""
+
+
+def full_disk(error: BaseException) -> str:
+    """Say which disk, or quota, is full if that is what `error` comes from; otherwise return an empty string."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}:
+            where = f" for {os.fsdecode(cause.filename)}" if isinstance(cause.filename, (str, bytes)) else ""
+            return f"there is no space left on the disk{where} ({cause.strerror})"
+        cause = cause.__cause__ or cause.__context__
+    return "there is no space left on the disk" if "No space left on device" in str(error) else ""
 
 
 def did_you_mean(word: str, choices: Sequence[str] | Iterable[str]) -> str:

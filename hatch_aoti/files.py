@@ -25,11 +25,13 @@ def write_bundle(bundle: Bundle, directory: Path) -> None:
         replace_file(directory / name, content)
 
 
-def replace_file(path: Path, content: str | Path) -> None:
-    """Put a text, or the content of another file, in place by a rename, readable by everyone. Raises `OSError`."""
+def replace_file(path: Path, content: str | bytes | Path) -> None:
+    """Put content, or that of another file, in place by a rename, readable by everyone. Raises `OSError`."""
     with appearing_file(path) as file:
         if isinstance(content, str):
             file.write(content.encode())
+        elif isinstance(content, bytes):
+            file.write(content)
         else:
             with content.open("rb") as source:
                 shutil.copyfileobj(source, file)

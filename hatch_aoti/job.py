@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.debugging import Debugging
-from hatch_aoti.errors import AotiError, CompileError, ModelError
-from hatch_aoti.workers import report_stage
+from hatch_aoti.errors import MAKE_ROOM, AotiError, CompileError, ModelError, full_disk
+from hatch_aoti.workers import last_stage, report_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from hatch_aoti.cache import Cache
     from hatch_aoti.optimize import Plan
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hatch_aoti.target import Target
     from hatch_aoti.toolchain import Toolchain
 
-__all__ = ["Artifact", "ModelJob", "ModelRequest", "ModelResult", "preload", "read_artifact", "run"]
+__all__ = ["Artifact", "ModelJob", "ModelRequest", "ModelResult", "preload", "preload_for", "read_artifact", "run"]
 
 _RECORD = "artifact.json"
 CONSTANTS = "constants.safetensors"
@@ -66,11 +66,12 @@ class ModelJob:
     folder_later: Path
     debugging: Debugging
     anew: bool
+    environ: Mapping[str, str]  # of this process before any code of the project has run
     trust_cache: bool = False
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ModelJob:
-        """Read the payload of a job: this class as plain data."""
+    def from_json(cls, value: Mapping[str, Any], environ: Mapping[str, str]) -> ModelJob:
+        """Read the payload of a job: this class as plain data, but for the environment that it is to run in."""
         return cls(
             request=ModelRequest(**value["request"]),
             root=Path(value["root"]),
@@ -79,6 +80,7 @@ class ModelJob:
             folder_later=Path(value["folder_later"]),
             debugging=Debugging(**value["debugging"]),
             anew=value["anew"],
+            environ=environ,
             trust_cache=value["trust_cache"],
         )
 
@@ -109,12 +111,24 @@ class ModelResult:
     error: dict[str, str] | None = None
     operators: tuple[str, ...] = ()  # custom operators that the compiled code calls
     trace: dict[str, Any] | None = None  # a `Trace`: what the export read; None if that cannot be told
+    unset: tuple[str, ...] = ()  # environment variables that the export looked up, and that were not set
+    killed: bool = False  # whether it failed because the system killed a compiler, for want of memory
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ModelResult:
         """Read what `run` returned."""
         artifacts = tuple(Artifact(**artifact) for artifact in value["artifacts"])
-        return cls(**{**value, "artifacts": artifacts, "operators": tuple(value["operators"])})
+        tuples = {name: tuple(value[name]) for name in ("operators", "unset")}
+        return cls(**{**value, **tuples, "artifacts": artifacts})
+
+
+def preload_for(payloads: Iterable[Mapping[str, Any]]) -> str:
+    """Return what workers for these jobs may have done before they are forked (see `workers.run_jobs`).
+
+    Nothing where one of them uses a GPU, whose driver does not survive a fork, nor on macOS.
+    """
+    forkable = sys.platform != "darwin" and all(payload["request"]["device"] == "cpu" for payload in payloads)
+    return "hatch_aoti.job:preload" if forkable else ""
 
 
 def preload() -> None:
@@ -143,24 +157,45 @@ def run(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Do one `ModelJob`, given as a dict; return a `ModelResult` as a dict, expected failures included."""
     from hatch_aoti.settings import ModelSettings
 
-    job = ModelJob.from_json(payload)
+    job = ModelJob.from_json(payload, dict(os.environ))
     entry = ModelSettings.from_json(job.request.entry)
+    unset: list[str] = []
     try:
-        result = _run(job, entry)
-    except ModelError as error:
+        result = _run(job, entry, unset)
+    except BaseException as error:  # a model may raise anything, and each must be heard of
         traceback.print_exc()  # for the log
-        failure = {
-            "stage": error.stage, "reason": error.reason, "hint": error.hint, "details": error.details
-        }  # fmt: skip
-        result = ModelResult(entry.name, "", {}, (), error=failure)
-    return dataclasses.asdict(result)
+        failure = _failure(error)
+        if failure is None:
+            raise
+        killed = isinstance(error.__cause__, CompileError) and error.__cause__.killed
+        result = ModelResult(entry.name, "", {}, (), error=failure, killed=killed)
+    return dataclasses.asdict(dataclasses.replace(result, unset=tuple(unset)))
 
 
-def _run(job: ModelJob, entry: ModelSettings) -> ModelResult:
+def _failure(error: BaseException) -> dict[str, str] | None:
+    """Return the parts of a `ModelError` for what ended a job; None if it is a fault of ours."""
+    from hatch_aoti.source import raised, user_traceback
+
+    if full := full_disk(error):
+        return {"stage": last_stage(), "reason": full, "hint": MAKE_ROOM, "details": ""}
+    if isinstance(error, ModelError):
+        return {"stage": error.stage, "reason": error.reason, "hint": error.hint, "details": error.details}
+    if isinstance(error, Exception):
+        return None
+    return {
+        "stage": last_stage(),
+        "reason": f"its code {raised(error)}",
+        "hint": "take that out of what runs when the model is imported, built or called",
+        "details": user_traceback(error),
+    }
+
+
+def _run(job: ModelJob, entry: ModelSettings, unset: list[str]) -> ModelResult:
+    """Do the job; add to `unset` which variables that are not set the export looked up, also where it fails."""
     from hatch_aoti.target import Target
 
     request = job.request
-    exported, trace = _export(job, entry)
+    exported, trace = _export(job, entry, unset)
     targets = [Target(**{**target, "features": tuple(target["features"])}) for target in request.targets]
     try:
         artifacts = tuple(
@@ -207,7 +242,7 @@ class _Exported:
     operators: tuple[str, ...]  # those that torch alone does not have
 
 
-def _export(job: ModelJob, entry: ModelSettings) -> tuple[_Exported, dict[str, Any] | None]:
+def _export(job: ModelJob, entry: ModelSettings, unset: list[str]) -> tuple[_Exported, dict[str, Any] | None]:
     """Import, build and export the model; return what came of it, and what that read (a `Trace`)."""
     from hatch_aoti.compiler import one_thread
     from hatch_aoti.digests import program_digest
@@ -226,7 +261,10 @@ def _export(job: ModelJob, entry: ModelSettings) -> tuple[_Exported, dict[str, A
     # One thread: weights that the model computes must be the same on every number of cores.
     with recording(job.root) as recorder, one_thread():
         make = export_model if entry.exported is None else load_program
-        source = make(entry, root=job.root, device=job.request.device)
+        try:
+            source = make(entry, root=job.root, device=job.request.device)
+        finally:
+            unset += sorted(name for name, value in recorder.variables.items() if value is None)
     trace = recorder.finish()
     try:
         signature = read_signature(
@@ -251,7 +289,7 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
     from hatch_aoti.target import folding_features
     from hatch_aoti.toolchain import find_toolchain
 
-    entry, cache, toolchain = exported.entry, _cache(job), find_toolchain()
+    entry, cache, toolchain = exported.entry, _cache(job), find_toolchain(job.environ)
     gpu = None if job.request.gpu is None else BuilderGpu(**job.request.gpu)
     options = {
         **exported.plan.preferred_options(),
@@ -340,18 +378,19 @@ def _make(
     _keep_for_reproduction(job, exported, target, toolchain, options, work)
     dump_minifier(source.program, all_options(target, options), "before", job.folder)
     try:
-        compiled = compile_program(
-            source.program,
-            target,
-            toolchain,
-            options=options,
-            directory=work,
-            cache=_cache(job),
-            seed=entry.seed,
-            inline_products=exported.plan.inline,
-            include_sources=job.request.include_sources,
-            symbols_for=job.folder_later / target.name if job.debugging.symbols else None,
-        )
+        with _environment(job.environ):  # not what the project's code has made of it, which no key knows of
+            compiled = compile_program(
+                source.program,
+                target,
+                toolchain,
+                options=options,
+                directory=work,
+                cache=_cache(job),
+                seed=entry.seed,
+                inline_products=exported.plan.inline,
+                include_sources=job.request.include_sources,
+                symbols_for=job.folder_later / target.name if job.debugging.symbols else None,
+            )
     except CompileError:
         dump_minifier(source.program, all_options(target, options), "compile", job.folder)
         raise
@@ -383,6 +422,23 @@ def _make(
     (finished / _RECORD).write_text(json.dumps(record, sort_keys=True), encoding="utf-8")
     if not job.anew:
         shutil.rmtree(work)
+
+
+@contextlib.contextmanager
+def _environment(environ: Mapping[str, str]) -> Iterator[None]:
+    """Have this process's environment be `environ` inside the block."""
+    before = dict(os.environ)
+
+    def have(variables: Mapping[str, str]) -> None:
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)
+
+    have(environ)
+    try:
+        yield
+    finally:
+        have(before)
 
 
 def _keep_for_reproduction(

@@ -17,16 +17,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hatch_aoti.debugging import relocated, settle, without_debugging
-from hatch_aoti.errors import AotiError, CompileError, ModelError, Problem, SettingsError
+from hatch_aoti.debugging import relocated, settle
+from hatch_aoti.environment import compose
+from hatch_aoti.errors import MAKE_ROOM, AotiError, CompileError, ModelError, Problem, SettingsError, full_disk
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hatch_aoti.accessor.contract import Signature
     from hatch_aoti.bundle import Bundle
     from hatch_aoti.cache import Cache
     from hatch_aoti.device import BuilderGpu
+    from hatch_aoti.environment import WorkerEnvironment
     from hatch_aoti.job import ModelRequest, ModelResult
     from hatch_aoti.layout import Layout
     from hatch_aoti.platform_tag import TagChoice
@@ -43,6 +45,7 @@ _SHAPING = (
     "constants",
     "device",
     "digests",
+    "environment",
     "job",
     "optimize",
     "saved_program",
@@ -100,7 +103,8 @@ def build_models(
         machine=platform.machine(),
         builder_features=builder_cpu_features(),
     )
-    devices, gpu = resolve_devices(settings.models, lambda: find_gpu(environ))
+    environment = compose(environ, settings.pass_environment)
+    devices, gpu = resolve_devices(settings.models, lambda: find_gpu(environment.variables))
     _explain_devices(settings.models, devices, gpu, reporter)
     requests = {
         name: _request(
@@ -109,7 +113,12 @@ def build_models(
         for name, entry in sorted(settings.models.items())
     }
     _announce_debugging(settings, reporter)
-    results = _run(requests, settings, layout, cache, reporter, root=root, environ=environ)
+    try:
+        results = _run(requests, settings, layout, cache, reporter, root=root, environment=environment)
+    except OSError as error:
+        if full := full_disk(error):
+            raise AotiError(f"{full}. What to do: {MAKE_ROOM}") from error
+        raise
     tag = _choose_tag(results, settings.platform_tag)
     bundle = make_bundle(
         results,
@@ -139,31 +148,27 @@ def _run(
     reporter: Reporter,
     *,
     root: Path,
-    environ: Mapping[str, str],
+    environment: WorkerEnvironment,
 ) -> list[ModelResult]:
-    from hatch_aoti.workers import default_job_count, run_jobs
-
     anew = _compiles_anew(settings)
-    known = {} if anew else _known_results(requests, cache, root=root, environ=environ)
+    known = {} if anew else _known_results(requests, cache, root=root, environ=environment.variables)
     results, errors = list(known.values()), []
     with cache.scratch("build") as scratch:
-        _check_logs(settings, scratch, root=root, environ=environ)
-        jobs = [
-            _job(request, settings, layout, cache, scratch, root=root, environ=environ)
-            for name, request in requests.items()
-            if name not in known
-        ]
+        _check_logs(settings, scratch, root=root, environment=environment)
+
+        def jobs_for(names: Iterable[str], folder: Path) -> list[Job]:
+            return [
+                _job(requests[name], settings, layout, cache, folder, root=root, environment=environment)
+                for name in names
+            ]
+
         with reporter:
-            outcomes = run_jobs(
-                jobs,
-                at_once=settings.jobs or default_job_count(len(jobs)),
-                # When debugging, each worker imports torch itself: it reads on import where its output goes.
-                preload="hatch_aoti.job:preload" if _forkable(requests) and not settings.debugging else "",
-                on_stage=lambda job, stage: reporter.stage(job.name, stage),
+            outcomes = _outcomes(
+                [name for name in requests if name not in known], jobs_for, settings, scratch, reporter
             )
         for outcome in outcomes:
             try:
-                results.append(_result(outcome, cache, layout.package))
+                results.append(_result(outcome, cache, layout.package, environment))
             except ModelError as error:
                 errors.append(error)
             else:
@@ -172,14 +177,59 @@ def _run(
     if errors:
         count = f"{len(errors)} of {len(requests)} models" if len(requests) > 1 else "the model"
         raise AotiError(f"{count} could not be built\n\n" + "\n\n".join(str(error) for error in errors))
+    for result in results:
+        if advice := environment.advice(result.unset):
+            reporter.note(f"{result.name}: {advice}")
     if not anew:
-        _remember(results, requests, cache, environ=environ)
+        _remember(results, requests, cache, environ=environment.variables)
     return sorted(results, key=lambda result: result.name)
 
 
-def _forkable(requests: Mapping[str, ModelRequest]) -> bool:
-    """Whether workers may be forked from a process that has imported torch: a GPU's driver does not survive that."""
-    return sys.platform != "darwin" and all(request.device == "cpu" for request in requests.values())
+def _outcomes(
+    names: Sequence[str],
+    jobs_for: Callable[[Iterable[str], Path], list[Job]],
+    settings: Settings,
+    scratch: Path,
+    reporter: Reporter,
+) -> list[Outcome]:
+    """Run the jobs of the models called `names`: several at once, and one at a time from where memory does not do.
+
+    `jobs_for(names, folder)` makes their jobs, each with a new directory in `folder`.
+    """
+    from hatch_aoti.job import preload_for
+    from hatch_aoti.resources import choose_job_count, read_resources
+    from hatch_aoti.workers import run_jobs
+
+    def run(names: Iterable[str], folder: Path, at_once: int) -> list[Outcome]:
+        jobs = jobs_for(names, folder)
+        return run_jobs(
+            jobs,
+            at_once=at_once,
+            # When debugging, each worker imports torch itself: it reads on import where its output goes.
+            preload="" if settings.debugging else preload_for([job.payload for job in jobs]),
+            on_stage=lambda job, stage: reporter.stage(job.name, stage),
+            stop_after=lambda outcome: at_once > 1 and _lacked_memory(outcome),
+        )
+
+    chosen = choose_job_count(len(names), read_resources())
+    if settings.jobs is None and chosen.reason:
+        reporter.note(f"{chosen.count} of {len(names)} models at once: {chosen.reason}")
+    outcomes = run(names, scratch, settings.jobs or chosen.count)
+    again = [outcome.job.name for outcome in outcomes if _lacked_memory(outcome) or not outcome.begun]
+    if again and len(names) > 1 and (settings.jobs or chosen.count) > 1:
+        killed = " and ".join(outcome.job.name for outcome in outcomes if _lacked_memory(outcome))
+        reporter.warn(
+            f"the system killed {killed}, most likely because memory ran out; what is left is built one at a time: "
+            f"{', '.join(again)}. To have it so from the start, write `jobs = 1` under [tool.aoti]"
+        )
+        later = {outcome.job.name: outcome for outcome in run(again, scratch / "again", 1)}
+        outcomes = [later.get(outcome.job.name, outcome) for outcome in outcomes]
+    return outcomes
+
+
+def _lacked_memory(outcome: Outcome) -> bool:
+    """Whether a model failed because the system killed its worker, or a compiler, for want of memory."""
+    return outcome.killed or bool(outcome.result and outcome.result["killed"])
 
 
 def _request(
@@ -289,7 +339,7 @@ def _job(
     scratch: Path,
     *,
     root: Path,
-    environ: Mapping[str, str],
+    environment: WorkerEnvironment,
 ) -> Job:
     from hatch_aoti.workers import Job
 
@@ -307,24 +357,16 @@ def _job(
         "debugging": dataclasses.asdict(settings.debugging),
         "anew": _compiles_anew(settings),
     }
-    variables = {**_worker_environ(environ, directory), **settings.debugging.environ(directory / _FOR_READING)}
-    return Job(name, "hatch_aoti.job:run", payload, directory, directory / _LOG, variables, root)
+    variables = {**_variables(environment, directory), **settings.debugging.environ(directory / _FOR_READING)}
+    function, timeout = "hatch_aoti.job:run", settings.build_timeout
+    return Job(name, function, payload, directory, directory / _LOG, variables, root, timeout)
 
 
-def _worker_environ(environ: Mapping[str, str], directory: Path) -> dict[str, str]:
-    return {
-        **without_debugging(environ),
-        # Everything that inductor writes goes where it is swept away.
-        "TORCHINDUCTOR_CACHE_DIR": os.fspath(directory / "inductor"),
-        "TMPDIR": os.fspath(directory / "tmp"),
-        "PYTHONHASHSEED": "0",
-        "PYTHONUNBUFFERED": "1",
-        "LC_ALL": "C.UTF-8",  # compiler messages in English, whatever the user's language
-        "SOURCE_DATE_EPOCH": "315532800",  # for __DATE__ and __TIME__; 1980-01-01, as in the archives
-    }
+def _variables(environment: WorkerEnvironment, directory: Path) -> dict[str, str]:
+    return environment.for_job(temporary=os.fspath(directory / "tmp"), inductor=os.fspath(directory / "inductor"))
 
 
-def _result(outcome: Outcome, cache: Cache, project: str) -> ModelResult:
+def _result(outcome: Outcome, cache: Cache, project: str, environment: WorkerEnvironment) -> ModelResult:
     """Read a job's outcome; a failure is a `ModelError` that names what outlives the build's scratch directory."""
     from hatch_aoti.job import ModelResult
 
@@ -334,7 +376,7 @@ def _result(outcome: Outcome, cache: Cache, project: str) -> ModelResult:
         error = {
             "stage": outcome.stage,
             "reason": outcome.describe_crash(),
-            "hint": "the end of its output is above; see whether the model crashes in plain PyTorch, too",
+            "hint": _after_a_crash(outcome),
             "details": "\n".join(log.splitlines()[-15:]),
         }
     else:
@@ -342,9 +384,24 @@ def _result(outcome: Outcome, cache: Cache, project: str) -> ModelResult:
         if result.error is None:
             return result
         error = result.error
+        advice = [environment.advice(result.unset)]
+        if error["stage"].startswith("compile"):
+            advice.append(environment.advice_for_the_compiler())
+        error = {**error, "hint": "; ".join(text for text in (error["hint"], *advice) if text)}
     folder, place = outcome.job.directory / _FOR_READING, cache.debug_folder(project, name)
     error = {part: relocated(text, folder, place) for part, text in error.items()}
     raise ModelError(name, **error, **_kept_for(outcome, cache, project))
+
+
+def _after_a_crash(outcome: Outcome) -> str:
+    if outcome.timed_out:
+        return (
+            "see what it waits for; if it only needs more time, raise `build-timeout` under [tool.aoti], or the "
+            "variable HATCH_AOTI_BUILD_TIMEOUT"
+        )
+    if outcome.killed:
+        return "build on a machine, or in a container, with more memory, and close what else uses it"
+    return "the end of its output is above; see whether the model crashes in plain PyTorch, too"
 
 
 def _kept_for(outcome: Outcome, cache: Cache, project: str) -> dict[str, str]:
@@ -389,7 +446,7 @@ def _announce_debugging(settings: Settings, reporter: Reporter) -> None:
         reporter.warn(f"this is a DEBUG BUILD ({changes}): its compiled code is not what a release has")
 
 
-def _check_logs(settings: Settings, scratch: Path, *, root: Path, environ: Mapping[str, str]) -> None:
+def _check_logs(settings: Settings, scratch: Path, *, root: Path, environment: WorkerEnvironment) -> None:
     """Refuse a value of TORCH_LOGS that would make every worker fail when it imports torch."""
     from hatch_aoti.workers import Job, run_jobs
 
@@ -398,7 +455,7 @@ def _check_logs(settings: Settings, scratch: Path, *, root: Path, environ: Mappi
         return
     directory = scratch / "check-logs"
     (directory / "tmp").mkdir(parents=True)
-    variables = _worker_environ(environ, directory)
+    variables = _variables(environment, directory)
     task = ("hatch_aoti.debugging:check_logs", {"value": value})
     [outcome] = run_jobs([Job("check-logs", *task, directory, directory / _LOG, variables, root)], at_once=1)
     if outcome.result:

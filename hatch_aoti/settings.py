@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hatch_aoti import toml_values as toml
 from hatch_aoti.debugging import Debugging, read_debugging
+from hatch_aoti.environment import is_settled
 from hatch_aoti.errors import Problem, SettingsError, did_you_mean
 from hatch_aoti.inductor_options import check_inductor_configs, flatten_inductor_configs
 from hatch_aoti.input_settings import DTYPES, Dim, TensorInput, read_inputs
@@ -125,9 +126,10 @@ class Settings:
 
     `package` is a dotted import name, or None for the wheel's only package. `target` is empty for the portable
     default. `jobs` is None where the build chooses. `cache_size` is in bytes: what a build leaves in the cache at most,
-    its own artifacts apart. `cache_dir` is absolute, or None for the platform's own cache
-    directory. `skip` and `trust_cache` (use a cache that others can write to) come from the environment alone,
-    `debugging` from torch's own variables. `models` is sorted by name.
+    its own artifacts apart. `cache_dir` is absolute, or None for the platform's own cache directory. `pass_environment`
+    has names of variables, and globs, that models and compilers see beside those that they see in any case.
+    `build_timeout` is for each model, in seconds. `skip` and `trust_cache` (use a cache that others can write to) come
+    from the environment alone, `debugging` from torch's own variables. `models` is sorted by name.
     """
 
     models: Mapping[str, ModelSettings]
@@ -139,6 +141,8 @@ class Settings:
     platform_tag: str | None = None
     include_sources: bool = False
     keep_intermediates: bool = False
+    pass_environment: tuple[str, ...] = ()
+    build_timeout: int | None = None
     skip: bool = False
     trust_cache: bool = False
     debugging: Debugging = dataclasses.field(default_factory=Debugging)
@@ -167,6 +171,8 @@ def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[st
     platform_tag = read("platform-tag", toml.platform_tag, None)
     include_sources = read("include-sources", toml.boolean, default=False)
     keep_intermediates = read("keep-intermediates", toml.boolean, default=False)
+    pass_environment = read("pass-environment", toml.variables(is_settled), ())
+    build_timeout = read("build-timeout", toml.integer(1), None)
     skip = environment.read(_variable("skip"), toml.boolean, default=False)
     trust_cache = environment.read(_variable("trust-cache"), toml.boolean, default=False)
     models = _models(project, root=root, check_options=not skip)
@@ -192,6 +198,8 @@ def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[st
         platform_tag=platform_tag,
         include_sources=include_sources,
         keep_intermediates=keep_intermediates,
+        pass_environment=pass_environment,
+        build_timeout=build_timeout,
         skip=skip,
         trust_cache=trust_cache,
         debugging=debugging,
@@ -250,6 +258,8 @@ _VARIABLES: Mapping[str, Callable[[str], Any]] = {
     _variable("platform-tag"): str,
     _variable("include-sources"): _boolean_text,
     _variable("keep-intermediates"): _boolean_text,
+    _variable("pass-environment"): _list_text,
+    _variable("build-timeout"): _integer_text,
     _variable("skip"): _boolean_text,
     _variable("trust-cache"): _boolean_text,
 }

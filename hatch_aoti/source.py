@@ -13,9 +13,11 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
+import os
 import random
 import re
 import sys
+import sysconfig
 import tempfile
 import traceback
 from pathlib import Path
@@ -26,7 +28,7 @@ from hatch_aoti.signature import register_output_types
 from hatch_aoti.workers import report_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from types import ModuleType
 
     import torch
@@ -42,6 +44,8 @@ __all__ = [
     "load_program",
     "pick_sizes",
     "prepare_model",
+    "raised",
+    "user_traceback",
 ]
 
 
@@ -57,8 +61,14 @@ class ImportRoots:
     packages: Mapping[str, str]
 
     def install(self) -> None:
-        """Put the roots first on this process's import path."""
-        sys.path[:0] = [path for path in self.paths if path not in sys.path]
+        """Put the roots on this process's import path: before what is installed, behind Python's own modules.
+
+        As for an installed project: a `json.py` next to its packages is not what others get that import `json`.
+        """
+        own = {os.path.realpath(path) for path in sysconfig.get_paths().values() if "site-packages" not in path}
+        first = [path for path in sys.path if path and _is_pythons(path, own)]
+        rest = [path for path in sys.path if path not in {*first, *self.paths}]
+        sys.path[:] = [*first, *self.paths, *rest]
         if self.packages:
             sys.meta_path.insert(0, _RenamedPackages(dict(self.packages)))
 
@@ -86,6 +96,18 @@ class Source:
     dynamic_shapes: Any
     output: Any
     program: torch.export.ExportedProgram
+
+
+def _is_pythons(path: str, homes: Collection[str]) -> bool:
+    """Whether an entry of `sys.path` has modules of Python itself: one of `homes`, or its archive or `lib-dynload`."""
+    path = os.path.realpath(path)
+    return (
+        path in homes
+        or path.endswith(f"python{sys.version_info.major}{sys.version_info.minor}.zip")
+        or (
+            os.path.basename(path) == "lib-dynload" and os.path.dirname(path) in homes  # noqa: PTH119, PTH120
+        )
+    )
 
 
 class _RenamedPackages(importlib.abc.MetaPathFinder):
@@ -169,13 +191,13 @@ def export_model(entry: ModelSettings, *, root: Path, device: str) -> Source:
         _seed(entry.seed)
         try:
             output = _try(module, args, kwargs)
-        except Exception as error:
+        except BaseException as error:
             raise ModelError(
                 entry.name,
                 "export",
-                f"forward() raises {_name(error)} on the example inputs: {_first_line(error)}",
+                f"forward() {raised(error, ' on the example inputs')}",
                 hint="call the model on these inputs in plain PyTorch first; `inputs` and the model must agree",
-                details=_user_traceback(error),
+                details=user_traceback(error),
             ) from error
         register_output_types(output)
         program = _export(entry, module, args, kwargs, prepared.dynamic_shapes)
@@ -295,15 +317,15 @@ def _import_object(model: str, stage: str, key: str, reference: str) -> Any:
             f"importing `{module_name}` needs the module `{error.name}`, which is not installed in the build "
             "environment",
             hint="add the distribution that provides it to `build-system.requires`, next to torch",
-            details=_user_traceback(error),
+            details=user_traceback(error),
         ) from error
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         raise ModelError(
             model,
             stage,
-            f"importing `{module_name}` raises {_name(error)}: {_first_line(error)}",
+            f"importing `{module_name}` {raised(error)}",
             hint=f"make `python -c 'import {module_name}'` work",
-            details=_user_traceback(error),
+            details=user_traceback(error),
         ) from error
     for part in attribute.split("."):
         try:
@@ -335,13 +357,13 @@ def _build(entry: ModelSettings, target: Any) -> torch.nn.Module:
         _seed(entry.seed)
         try:
             module = target()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise ModelError(
                 entry.name,
                 "build",
-                f"calling `{entry.model}` without arguments raises {_name(error)}: {_first_line(error)}",
+                f"calling `{entry.model}` without arguments {raised(error)}",
                 hint="a class or factory is called without arguments; write a factory that supplies them",
-                details=_user_traceback(error),
+                details=user_traceback(error),
             ) from error
     if not isinstance(module, torch.nn.Module):
         raise ModelError(
@@ -434,13 +456,13 @@ def _inputs(
     if callable(function):
         try:
             value = function()
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise ModelError(
                 entry.name,
                 "inputs",
-                f"calling `{entry.inputs}` raises {_name(error)}: {_first_line(error)}",
+                f"calling `{entry.inputs}` {raised(error)}",
                 hint="it is called without arguments and returns a tuple of args, a dict of kwargs, or (args, kwargs)",
-                details=_user_traceback(error),
+                details=user_traceback(error),
             ) from error
     else:
         value = function
@@ -617,7 +639,7 @@ def _export(
 
     try:
         return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         text = str(error)
         suggested = dict(_SUGGESTED.findall(text.partition("Suggested fixes")[2]))
         constants = {name: value for name, value in suggested.items() if value.isdigit()} | dict(
@@ -654,7 +676,7 @@ def _export(
             f"torch.export raises {_name(error)}: {_first_line(error)}",
             hint="torch.export needs a forward() without data-dependent Python control flow; see the traceback for "
             "the place, and https://docs.pytorch.org/docs/stable/export.html for ways to rewrite it",
-            details=_user_traceback(error),
+            details=user_traceback(error),
         ) from error
 
 
@@ -683,6 +705,17 @@ def _seed(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
+def raised(error: BaseException, when: str = "") -> str:
+    """Say what user code did, to go on from its name: `raises ValueError: no such file`; `when` follows the error."""
+    if isinstance(error, SystemExit):
+        return f"ends the process: it calls sys.exit({'' if error.code is None else repr(error.code)}){when}"
+    # What input() raises, and breakpoint(), which asks the debugger's user: a build has an empty standard input.
+    waits = isinstance(error, EOFError) and "reading a line" in str(error)
+    if waits or type(error).__module__ == "bdb":
+        return f"waits for input{when}, which a build has not: input() or breakpoint()"
+    return f"raises {_name(error)}{when}: {_first_line(error)}"
+
+
 def _name(error: BaseException) -> str:
     return type(error).__name__
 
@@ -701,7 +734,7 @@ def _first_lines(text: str, count: int) -> str:
     return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][:count])
 
 
-def _user_traceback(error: BaseException) -> str:
+def user_traceback(error: BaseException) -> str:
     """Return the part of the traceback that lies in the user's code: no frame of hatch-aoti, importlib or torch."""
     here = str(Path(__file__).parent)
     torch_module = sys.modules.get("torch")

@@ -38,6 +38,7 @@ __all__ = [
     "string",
     "target",
     "tolerance",
+    "variables",
     "weights",
     "wrong",
 ]
@@ -231,6 +232,26 @@ def target(value: Any) -> tuple[str, ...]:
     if twice:
         raise WrongValueError(f'expected each baseline once, but "{twice[0]}" is there twice.')
     return tuple(names)
+
+
+def variables(is_settled: Callable[[str], bool]) -> Callable[[Any], tuple[str, ...]]:
+    """Return a parser of a list of environment variables, names or globs; `is_settled` says which cannot be given."""
+    expected = 'a list of names of environment variables, such as ["MODEL_VARIANT", "HF_*"]'
+
+    def parse(value: Any) -> tuple[str, ...]:
+        if not isinstance(value, list):
+            raise wrong(expected, value)
+        for name in value:
+            if not re.fullmatch(r"[A-Za-z0-9_*?]*[A-Za-z][A-Za-z0-9_*?]*", string(name, expected)):
+                raise wrong(f"{expected}, in which * and ? stand for other characters", name)
+            if is_settled(name):
+                raise WrongValueError(
+                    f'"{name}" cannot be let through: hatch-aoti sets it itself, or it has options of the compiler, '
+                    "which belong into `inductor-configs`."
+                )
+        return tuple(sorted(set(value)))
+
+    return parse
 
 
 def directory(root: Path) -> Callable[[Any], Path]:

@@ -49,7 +49,9 @@ def start(root: Path, environ: dict[str, str], mark: str) -> subprocess.Popen[by
     heed = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
     command = [sys.executable, "-c", heed, *BUILD]
     with (root / "log.txt").open("wb") as log:
-        return subprocess.Popen(command, cwd=root, env={**environ, MARK: mark}, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command, cwd=root, env={**environ, MARK: mark, "HATCH_AOTI_PASS_ENVIRONMENT": MARK}, stdout=log, stderr=log
+        )
 
 
 def said(root: Path, text: str) -> Callable[[], bool]:
@@ -90,7 +92,9 @@ def test_a_build_killed_while_it_compiles_leaves_no_process_and_the_next_build_s
 STARTS_A_CHILD = """
 import subprocess, sys
 
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)", "the child"])
+for own_session in (False, True):
+    command = [sys.executable, "-c", "import time; time.sleep(1000)", "the child"]
+    subprocess.Popen(command, start_new_session=own_session)
 """
 NEVER_ENDS = (
     STARTS_A_CHILD

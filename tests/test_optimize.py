@@ -143,7 +143,7 @@ def test_a_loop_runs_in_parallel_only_if_there_is_enough_for_each_thread(tmp_pat
     compiled = compile_program(
         program,
         target,
-        find_toolchain(),
+        find_toolchain(os.environ),
         options={},
         directory=tmp_path,
         cache=Cache(Path(environ["HATCH_AOTI_CACHE_DIR"])),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import sys
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,6 +83,26 @@ def explodes():
 def quits():
     raise SystemExit("bye")
 
+def interrupts():
+    raise KeyboardInterrupt
+
+class Stop(BaseException):
+    pass
+
+def stops():
+    raise Stop("enough")
+
+def asks():
+    return Linear(int(input("width? ")))
+
+def halts():
+    breakpoint()
+    return Linear()
+
+class Exits(nn.Module):
+    def forward(self, x):
+        exit()
+
 def inputs_explode():
     return open("not/there")
 
@@ -129,6 +151,14 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def error_of(entry: ModelSettings, root: Path) -> ModelError:
+    # As in a worker: an empty standard input, and the debugger that Python comes with.
+    with pytest.MonkeyPatch.context() as patch, Path(os.devnull).open() as empty:
+        patch.setattr("sys.stdin", empty)
+        patch.setattr("sys.breakpointhook", sys.__breakpointhook__)
+        return error_in(entry, root)
+
+
+def error_in(entry: ModelSettings, root: Path) -> ModelError:
     with pytest.raises(ModelError) as caught:
         export_model(entry, root=root, device="cpu")
     return caught.value
@@ -158,7 +188,7 @@ CASES = {
     "a module that exits": (
         dataclasses.replace(LINEAR, model="stages_quits:Linear"),
         "import",
-        "importing `stages_quits` raises SystemExit: 3",
+        "importing `stages_quits` ends the process: it calls sys.exit(3)",
     ),
     "a module with a syntax error": (
         dataclasses.replace(LINEAR, model="stages_syntax:Linear"),
@@ -173,7 +203,20 @@ CASES = {
     "something that is no module": (of("NUMBER"), "build", "is a int, not an nn.Module class"),
     "a factory that returns something else": (of("number"), "build", "returned a int, not an nn.Module"),
     "a factory that raises": (of("explodes"), "build", "raises RuntimeError: no such"),
-    "a factory that exits": (of("quits"), "build", "raises SystemExit: bye"),
+    "a factory that exits": (of("quits"), "build", "ends the process: it calls sys.exit('bye')"),
+    "a factory that is interrupted": (
+        of("interrupts"),
+        "build",
+        "without arguments raises KeyboardInterrupt: (no mess",
+    ),
+    "a factory with an exception of its own kind": (of("stops"), "build", "without arguments raises Stop: enough"),
+    "a factory that asks": (of("asks"), "build", "without arguments waits for input, which a build has not"),
+    "a factory with a breakpoint": (
+        of("halts"),
+        "build",
+        "waits for input, which a build has not: input() or breakpoi",
+    ),
+    "a forward that exits": (of("Exits"), "export", "forward() ends the process: it calls sys.exit() on the example"),
     "a class that needs arguments": (of("Needy"), "build", "missing 1 required positional argument: 'width'"),
     "a TorchScript module": (of("scripted"), "build", "is a TorchScript module, which torch.export cannot trace"),
     "an input that forward does not have": (

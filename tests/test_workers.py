@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import colorsys
+import dataclasses
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from hatch_aoti import pipeline
+from hatch_aoti.progress import Reporter
+from hatch_aoti.settings import Settings
 from hatch_aoti.workers import Job, run_jobs
 
 JOBS = """
@@ -44,6 +50,43 @@ def fail(payload):
 def leave_a_child(payload):
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"]).pid
 
+def leave_a_daemon(payload):
+    # In a session of its own, and started by a process that has ended: neither our group nor our child.
+    code = "import os, sys, time; print(os.getpid(), flush=True); sys.stdout.close(); os.close(1); time.sleep(1000)"
+    start = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}], start_new_session=True)"
+    done = subprocess.run([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True)
+    return int(done.stdout)
+
+def ask(payload):
+    return input()
+
+def close_descriptors(payload):
+    os.closerange(3, 256)
+    report_stage("still heard")
+    return os.stat("/proc/self/fd/0").st_rdev == os.stat("/dev/null").st_rdev
+
+def use(payload):
+    import colorsys
+    return [colorsys.__file__, sys.path[-1]]
+
+def overflow(payload):
+    from hatch_aoti import workers
+    report_stage("overflow")
+    workers._deliver({"big": "x" * 100000}, workers.Path(payload, "no such folder", "result.json"))
+    os._exit(0)
+
+def fail_once(payload):
+    if os.path.exists(payload):
+        return "built"
+    open(payload, "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def build_once_killed(payload):
+    if not os.path.exists(payload["mark"]):
+        open(payload["mark"], "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"killed": payload.get("always", False), "mark": payload["mark"]}
+
 def wait(payload):
     open(payload, "w").close()
     time.sleep(1000)
@@ -57,9 +100,11 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
     def make(name: str, function: str, payload: object) -> Job:
         directory = tmp_path / name
-        directory.mkdir()
+        directory.mkdir(parents=True)
         environ = {**os.environ, "OWN": name}
-        return Job(name, f"made_up_jobs:{function}", payload, directory, directory / "log.txt", environ, tmp_path)
+        return Job(
+            directory.name, f"made_up_jobs:{function}", payload, directory, directory / "log.txt", environ, tmp_path
+        )
 
     return make
 
@@ -113,6 +158,84 @@ def test_jobs_are_finished_and_no_other_begun_when_the_process_that_forks_worker
 def test_what_a_job_leaves_running_is_killed(job):
     [outcome] = run_jobs([job("a", "leave_a_child", None)], at_once=1)
     wait_until(lambda: not alive(outcome.result))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to an ancestor")
+def test_what_a_job_leaves_in_a_session_of_its_own_is_killed_before_its_outcome_is_known(job):
+    [outcome] = run_jobs([job("a", "leave_a_daemon", None)], at_once=1)
+    assert not alive(outcome.result)
+
+
+def test_a_job_that_takes_too_long_is_stopped_with_its_stage_and_no_other(job, tmp_path):
+    slow = dataclasses.replace(job("a", "wait", os.fspath(tmp_path / "reached")), timeout=2)
+    stopped, other = run_jobs([slow, job("b", "describe", 2)], at_once=2)
+    assert stopped.timed_out
+    assert not stopped.killed
+    assert stopped.describe_crash() == "it was stopped after 2 s, the `build-timeout`"
+    assert other.result[:2] == [2, "b"]
+    assert not any(str(tmp_path / "a") in line for line in command_lines())
+
+
+def test_standard_input_is_empty(job, tmp_path):
+    [outcome] = run_jobs([job("a", "ask", None)], at_once=1)
+    assert outcome.returncode == 1
+    assert "EOFError: EOF when reading a line" in (tmp_path / "a" / "log.txt").read_text()
+
+
+def test_a_model_that_closes_descriptors_closes_none_that_the_build_needs(job):
+    stages = []
+    [outcome] = run_jobs([job("a", "close_descriptors", 1)], at_once=1, on_stage=lambda _, stage: stages.append(stage))
+    assert outcome.result is True
+    assert stages == ["start", "still heard", "done"]
+
+
+@pytest.mark.parametrize("name", ["", "{root}"])
+def test_modules_in_the_projects_folder_hide_none_of_pythons(name, job, tmp_path, monkeypatch):
+    for module in ("json", "types", "socket", "colorsys", "torch"):
+        (tmp_path / f"{module}.py").write_text("raise RuntimeError('the project`s own')")
+    monkeypatch.setattr(
+        sys, "path", [name.format(root=tmp_path), *(path for path in sys.path if path != str(tmp_path))]
+    )
+    [outcome] = run_jobs([job("a", "use", None)], at_once=1)
+    file, last = outcome.result
+    assert Path(file) == Path(colorsys.__file__)
+    assert last == str(tmp_path)
+
+
+def test_a_result_that_no_disk_has_room_for_still_arrives(job, tmp_path):
+    [outcome] = run_jobs([job("a", "overflow", os.fspath(tmp_path))], at_once=1)
+    assert outcome.result == {"big": "x" * 100000}
+
+
+def test_after_a_job_that_is_killed_no_other_is_begun_if_so_asked(job, tmp_path):
+    jobs = [job("a", "fail_once", os.fspath(tmp_path / "failed")), *(job(name, "describe", 1) for name in "bcd")]
+    outcomes = run_jobs(jobs, at_once=1, stop_after=lambda outcome: outcome.killed)
+    assert [outcome.begun for outcome in outcomes] == [True, False, False, False]
+    assert [outcome.killed for outcome in outcomes] == [True, False, False, False]
+    certain = dataclasses.replace(outcomes[0], memory=True)
+    assert certain.describe_crash() == "the worker process was killed by the system, which ran out of memory"
+
+
+def test_models_killed_for_memory_and_those_behind_them_are_built_one_at_a_time(job, tmp_path, capsys):
+    made = []
+
+    def jobs_for(names, folder):
+        made.append((list(names), folder))
+        gpu = {"request": {"device": "cuda"}}  # nothing to import ahead
+        return [
+            job(os.fspath(folder / name), "build_once_killed", {"mark": os.fspath(tmp_path / name), **gpu})
+            for name in names
+        ]
+
+    (tmp_path / "mark-c").touch()
+    settings = Settings(models={}, jobs=2)
+    outcomes = pipeline._outcomes(["mark-a", "mark-b", "mark-c"], jobs_for, settings, tmp_path / "scratch", Reporter())
+    assert [outcome.result["killed"] for outcome in outcomes] == [False, False, False]
+    assert made[1][1] == tmp_path / "scratch" / "again"
+    assert "mark-a" in made[1][0]
+    said = capsys.readouterr().err
+    assert "the system killed mark-a" in said
+    assert "what is left is built one at a time: mark-a" in said
 
 
 def test_an_interrupted_build_leaves_no_worker(job, tmp_path):

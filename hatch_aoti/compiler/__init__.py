@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hatch_aoti.compiler.headers import PrecompiledHeaders
 from hatch_aoti.compiler.script import COMMANDS, compiler_script
 from hatch_aoti.compiler.threads import thread_policy
-from hatch_aoti.errors import CompileError, did_you_mean
+from hatch_aoti.errors import MAKE_ROOM, CompileError, did_you_mean, full_disk
 from hatch_aoti.optimize import inline_small_products
 from hatch_aoti.signature import make_serialisable, plain_containers
 from hatch_aoti.target import TORCH_PICKS
@@ -220,10 +220,12 @@ def _needed(files: list[Path], sources: Path | None) -> dict[str, Path | bytes]:
 def _steer(target: Target, cache: Cache) -> Iterator[None]:
     """Make torch compile for `target` rather than for this machine, and share precompiled headers."""
     import torch
-    from torch._inductor import codecache, cpu_vec_isa
+    from torch._inductor import codecache, cpp_builder, cpu_vec_isa
 
     replaced: list[tuple[Any, str, Any]] = [
         (codecache, "_precompile_header", PrecompiledHeaders(cache)),
+        # torch takes what a compiler prints for UTF-8, and fails with another error where it is not.
+        (cpp_builder, "SUBPROCESS_DECODE_ARGS", ("utf-8", "replace")),
         *thread_policy(),
     ]
     if target.vec_isa != TORCH_PICKS:
@@ -256,6 +258,14 @@ def _explain(error: Exception) -> CompileError:
     """Turn what AOTInductor raised into an error for the person who must act."""
     text = str(error)
     name = type(error).__name__
+    if full := full_disk(error):
+        return CompileError(full, hint=MAKE_ROOM)
+    if "Killed signal terminated program" in text:  # as g++ reports its own child
+        return CompileError(
+            "the C++ compiler was killed, most likely because the machine ran out of memory",
+            hint="close other programs, or compile fewer models at once (`jobs`)",
+            killed=True,
+        )
     if "InvalidCxxCompiler" in f"{name}: {text}":  # torch wraps it in an error of its own
         return CompileError("the C++ compiler does not run", hint="make `$CXX --version` work")
     if "CppCompileError" in f"{name}: {text}":

@@ -136,4 +136,4 @@ def _build_shared_object(header: Path, compile_command: Mapping[str, Any]) -> No
 @functools.cache
 def _script_identity(script: Path) -> str:
     """Return what the compiler behind `script` says of itself: path-free, and other for another compiler."""
-    return subprocess.run([script, "-v"], capture_output=True, text=True, check=False).stderr
+    return subprocess.run([script, "-v"], capture_output=True, text=True, errors="replace", check=False).stderr
