@@ -7,6 +7,7 @@ Layout below the cache's root:
     locks/abcdef….lock      held while one process makes that entry
     debug/<…>/<model>/      what a failed or debugged compilation left for reading: the latest of each model
     scratch/…/              work in progress; the owner holds a lock on it, so a dead owner's is recognised and swept
+    secret                  the key of `keyed_digest`, readable by the owner alone
 
 An entry appears by a rename of its finished directory, so it is either whole or absent, whatever is killed and when.
 """
@@ -14,9 +15,12 @@ An entry appears by a rename of its finished directory, so it is either whole or
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import hmac
 import json
 import os
+import secrets
 import shlex
 import shutil
 import tempfile
@@ -35,6 +39,7 @@ __all__ = ["Cache", "default_cache_dir", "file_digest", "open_cache"]
 
 _SUMS = "SHA256SUMS.json"
 _NOTES_KEPT = 8
+_SECRET_BYTES = 32
 _IN_USE = 3600  # seconds
 
 
@@ -179,6 +184,34 @@ class Cache:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(notes, file)
         Path(partial).replace(path)
+
+    def keyed_digest(self, data: bytes) -> str:
+        """Return an HMAC-SHA256 of `data`, in hexadecimal: the same for equal data in this cache, and in no other.
+
+        What is kept in notes are such digests: a plain hash of a password or a token can be guessed by trying, by
+        whoever gets to see it. Raises `AotiError` if the secret that this takes cannot be kept.
+        """
+        return hmac.digest(self._secret, data, "sha256").hex()
+
+    @functools.cached_property
+    def _secret(self) -> bytes:
+        path = self.root / "secret"
+        with contextlib.suppress(OSError):
+            if len(found := path.read_bytes()) == _SECRET_BYTES:
+                return found
+        try:
+            with self.scratch("secret") as directory:
+                new = directory / "secret"
+                with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(secrets.token_bytes(_SECRET_BYTES))
+                with self.lock(hashlib.sha256(b"secret").hexdigest()):  # one of many that start at once makes it
+                    with contextlib.suppress(OSError):
+                        if len(found := path.read_bytes()) == _SECRET_BYTES:
+                            return found
+                    new.replace(path)
+                    return path.read_bytes()
+        except OSError as error:
+            raise AotiError(f"the artifact cache {self.root} cannot be written ({error.strerror or error})") from error
 
     def debug_folder(self, project: str, model: str) -> Path:
         """Return where the folder is, or will be, with what a compilation of a project's model left for reading."""

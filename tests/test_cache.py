@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import multiprocessing
 import os
+import stat
 import time
+from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -107,3 +111,19 @@ def test_a_cache_that_cannot_be_written_names_the_ways_to_choose_another(tmp_pat
     (tmp_path / "file").write_text("")
     with pytest.raises(AotiError, match="HATCH_AOTI_CACHE_DIR"):
         open_cache(tmp_path / "file" / "cache")
+
+
+def test_keyed_digests_are_equal_within_a_cache_and_tell_nothing_outside_of_it(tmp_path):
+    caches = [Cache(tmp_path / name) for name in ("a", "a", "b")]
+    same, again, other = [cache.keyed_digest(b"token") for cache in caches]
+    assert same == again != other
+    assert same != caches[0].keyed_digest(b"Token")
+    assert hashlib.sha256(b"token").hexdigest() not in {same, other}
+    assert stat.S_IMODE((tmp_path / "a" / "secret").stat().st_mode) == 0o600
+
+
+def test_processes_that_start_at_once_agree_on_the_secret(tmp_path):
+    cache = Cache(tmp_path)
+    with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn")) as pool:
+        digests = set(pool.map(cache.keyed_digest, [b"token"] * 16))
+    assert len(digests) == 1
