@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hatch_aoti.compiler.headers import PrecompiledHeaders
+from hatch_aoti.compiler.names import operator_names
 from hatch_aoti.compiler.script import COMMANDS, compiler_script
 from hatch_aoti.compiler.threads import thread_policy
 from hatch_aoti.errors import CompileError, did_you_mean
@@ -225,6 +226,7 @@ def _steer(target: Target, headers: Path) -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [
         (codecache, "_precompile_header", PrecompiledHeaders(headers)),
         *thread_policy(),
+        *operator_names(),
     ]
     if target.vec_isa != TORCH_PICKS:
         isas = [_forced_isa(target.vec_isa)] if target.vec_isa else []
