@@ -29,10 +29,14 @@ __all__ = ["Project", "build_project", "open_project", "read_project"]
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """What a build of the models in `root` needs to know. `dependencies` are those that the project states."""
+    """What a build of the models in `root` needs to know.
+
+    `requires_python` and `dependencies` are what the project states, the first empty where it states nothing.
+    """
 
     root: Path
     version: str
+    requires_python: str
     dependencies: tuple[Requirement, ...]
     settings: Settings
     layout: Layout
@@ -61,7 +65,7 @@ def read_project(
     )
     layout = read_layout(files, root=root, package=settings.package)
     dependencies = tuple(metadata.core.dependencies_complex.values())
-    return Project(root, metadata.version, dependencies, settings, layout)
+    return Project(root, metadata.version, metadata.core.requires_python, dependencies, settings, layout)
 
 
 def open_project(root: Path, *, environ: Mapping[str, str]) -> Project:
@@ -102,9 +106,20 @@ def build_project(
     states one itself. Raises `AotiError`, also if that one excludes the torch that compiles.
     """
     from hatch_aoti.pipeline import build_models
-    from hatch_aoti.requirements import extra_requirement, installed_torch
+    from hatch_aoti.requirements import (
+        extra_requirement,
+        installed_torch,
+        torch_requires_python,
+        unsupported_pythons,
+    )
 
-    torch = installed_torch()
+    torch, needs = installed_torch(), torch_requires_python()
+    too_old = unsupported_pythons(project.requires_python, needs)
+    if too_old:
+        reporter.warn(
+            f'`project.requires-python` is "{project.requires_python}", which admits Python {too_old}; torch {torch} '
+            f'and the generated code need "{needs}". Require that, or the models cannot be used there'
+        )
     requirement = extra_requirement(project.dependencies, torch)
     built = build_models(
         project.settings,

@@ -1,4 +1,4 @@
-"""What the wheel must require of torch, read from what the project requires already."""
+"""What the wheel must require of torch and Python, read from what the project requires already."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
     from packaging.requirements import Requirement
 
-__all__ = ["extra_requirement", "installed_torch"]
+__all__ = ["extra_requirement", "installed_torch", "torch_requires_python", "unsupported_pythons"]
+
+# More minor versions of Python 3, and more patch releases of one, than there are.
+_MINORS, _PATCHES = 40, 40
 
 
 def installed_torch() -> Version:
@@ -29,6 +32,30 @@ def installed_torch() -> Version:
             'torch is not installed in the build environment; pin it there: `build-system.requires = ["hatchling", '
             '"hatch-aoti", "torch==2.13.0"]`'
         ) from error
+
+
+def torch_requires_python() -> str:
+    """Return the Pythons that the installed torch supports, as it states them (">=3.10"); empty if it does not."""
+    from importlib.metadata import metadata
+
+    return (metadata("torch").get_all("Requires-Python") or [""])[0]
+
+
+def unsupported_pythons(project: str, torch: str) -> str:
+    """Name the Python versions that a project's `requires-python` admits and torch's rules out as too old.
+
+    Generated code runs on every Python that torch supports. A project that states nothing is taken to mean those.
+    """
+    if not project or not torch:
+        return ""
+    admitted, supported = SpecifierSet(project), SpecifierSet(torch)
+    minors = ["2.7", *(f"3.{minor}" for minor in range(_MINORS))]
+    oldest = next((place for place, minor in enumerate(minors) if _admits(supported, minor)), 0)
+    return ", ".join(minor for minor in minors[:oldest] if _admits(admitted, minor))
+
+
+def _admits(specifiers: SpecifierSet, minor: str) -> bool:
+    return any(specifiers.contains(f"{minor}.{patch}") for patch in range(_PATCHES))
 
 
 def extra_requirement(requirements: Iterable[Requirement], torch: Version) -> str | None:

@@ -19,7 +19,7 @@ import torch
 from conftest import EXAMPLE, REPOSITORY, Builder, copy_project, run, write_files
 from filelock import FileLock
 from wheel_diff import explain_difference
-from wheel_search import find_traces
+from wheel_search import contents, find_traces
 
 from hatch_aoti import compiler
 from hatch_aoti.cache import Cache
@@ -83,17 +83,94 @@ def reverse_settings(text: str) -> str:
     return "\n".join([head.rstrip(), "", *reversed_tables])
 
 
+# One model of each kind that torch fuses or packs when weights are frozen.
+FROZEN = {
+    "pyproject.toml": """
+        [build-system]
+        requires = ["hatchling", "hatch-aoti", "torch==2.13.0"]
+        build-backend = "hatchling.build"
+
+        [project]
+        name = "frozen"
+        version = "1.0"
+        dependencies = ["torch>=2.13"]
+
+        [tool.hatch.build.targets.wheel.hooks.aoti]
+
+        [tool.aoti]
+        include-sources = true
+
+        [tool.aoti.models.activations]
+        model = "frozen.model:Activations"
+        inputs = { x = { shape = [8, 256] }, image = { shape = [2, 64, 8, 8] } }
+
+        [tool.aoti.models.attention]
+        model = "frozen.model:Attention"
+        inputs = { x = { shape = [2, 8, 256] } }
+
+        [tool.aoti.models.recurrent]
+        model = "frozen.model:Recurrent"
+        inputs = { x = { shape = [2, 5, 128] } }
+        """,
+    "frozen/__init__.py": "",
+    "frozen/model.py": """
+        import torch
+        from torch import nn
+        from torch.nn import functional as F
+
+        KINDS = [nn.ReLU(), nn.GELU(), nn.SiLU(), nn.Hardswish(), nn.Tanh(), nn.LeakyReLU(0.2), nn.Hardtanh(-1, 2)]
+
+        class Activations(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linears = nn.Sequential(*(part for kind in KINDS for part in (nn.Linear(256, 256), kind)))
+                self.joined = nn.Linear(256, 256)
+                self.convolutions = nn.Sequential(
+                    *(part for kind in KINDS[:3] for part in (nn.Conv2d(64, 64, 3, padding=1), kind))
+                )
+                self.added = nn.Conv2d(64, 128, 3, padding=1)
+
+            def forward(self, x, image):
+                clamped = self.joined(x).clamp(-1, 2)
+                return self.linears(x) + clamped, torch.relu(self.added(self.convolutions(image)))
+
+        class Attention(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.project = nn.Linear(256, 768)
+                self.out = nn.Linear(256, 256)
+
+            def forward(self, x):
+                heads = self.project(x).view(x.shape[0], x.shape[1], 12, 64).transpose(1, 2)
+                y = F.scaled_dot_product_attention(*heads.chunk(3, 1)).transpose(1, 2).reshape(x.shape)
+                return F.gelu(self.out(y) + x)
+
+        class Recurrent(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lstm = nn.LSTM(128, 128, batch_first=True)
+
+            def forward(self, x):
+                return self.lstm(x)[0]
+        """,
+}
+
+# What Python prints of an object that has no better name: where it lies in the memory of one process.
+ADDRESS = re.compile(rb"0x[0-9a-f]{6,}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Elsewhere:
-    """A build under other conditions: its wheel, and the words that would betray where, when and by whom."""
+    """Builds under other conditions: their wheels, and the words that would betray where, when and by whom."""
 
     wheel: Path
+    frozen: Path
     traces: list[str]
 
 
 @pytest.fixture(scope="session")
 def elsewhere(shared: Path, environ: dict[str, str]) -> Elsewhere:
-    """Return the example as it comes out of another build, once in a test run."""
+    """Return the example and `FROZEN` as they come out of another build, once in a test run."""
     base = shared / "elsewhere"
     with FileLock(f"{base}.lock"):
         if not (base / "built").exists():
@@ -102,11 +179,14 @@ def elsewhere(shared: Path, environ: dict[str, str]) -> Elsewhere:
             build_elsewhere(base, environ)
             (base / "built").touch()
     [wheel] = (base / "dist").glob("*.whl")
-    return Elsewhere(wheel, [str(base), "user-nutmeg", "host-nutmeg", "build-env-"])
+    [frozen] = (base / "dist-frozen").glob("*.whl")
+    return Elsewhere(wheel, frozen, [str(base), "user-nutmeg", "host-nutmeg", "build-env-"])
 
 
 def build_elsewhere(base: Path, environ: dict[str, str]) -> None:
     """Build the example in an isolated environment, through the sdist, with nothing as it is elsewhere in the tests.
+
+    `FROZEN` is built likewise, straight from the tree.
 
     Isolation gives torch another path; constraints hold torch and hatchling to the versions of this environment.
     """
@@ -154,9 +234,16 @@ def build_elsewhere(base: Path, environ: dict[str, str]) -> None:
     assert node == host == "host-nutmeg"
     assert int(seconds) < shim.stat().st_mtime - 90000  # the kernel's clock, which is not faked
 
+    built = _build_isolated(project, base / "dist", other)
+    assert built.count("Creating isolated environment") == 2
+    _build_isolated(write_files(base / "frozen, tôo", FROZEN), base / "dist-frozen", other, "--wheel")
+    assert not list(places["temp"].iterdir())
+
+
+def _build_isolated(project: Path, target: Path, environ: dict[str, str], *options: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "build", "--installer", "uv", "--outdir", base / "dist", project],
-        env=other,
+        [sys.executable, "-m", "build", "--installer", "uv", *options, "--outdir", target, project],
+        env=environ,
         preexec_fn=_on_one_core_with_another_umask,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -165,8 +252,7 @@ def build_elsewhere(base: Path, environ: dict[str, str]) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    assert done.stdout.count("Creating isolated environment") == 2
-    assert not list(places["temp"].iterdir())
+    return done.stdout
 
 
 def _on_one_core_with_another_umask() -> None:
@@ -181,6 +267,21 @@ def test_two_builds_under_different_conditions_are_the_same_wheel(example_wheel:
 
 def test_nothing_in_the_wheel_says_where_and_by_whom_it_was_built(elsewhere: Elsewhere):
     assert find_traces(elsewhere.wheel, elsewhere.traces) == []
+
+
+def test_frozen_models_are_the_same_under_different_conditions(tmp_path: Path, build: Builder, elsewhere: Elsewhere):
+    wheel = build.wheel(write_files(tmp_path / "frozen", FROZEN))
+    texts = {name.rpartition(": ")[2]: data for name, data in contents(wheel)}
+    fused = b"".join(data for name, data in texts.items() if name.endswith(".wrapper.cpp"))
+    for operator in (b"_linear_pointwise", b"_convolution_pointwise", b"_attention_for_cpu", b"mkldnn_rnn_layer"):
+        assert operator in fused
+    assert_same(wheel, elsewhere.frozen)
+
+
+def test_no_artifact_has_an_address_of_the_memory_of_its_builder(example_wheel: Path, elsewhere: Elsewhere):
+    for wheel in (example_wheel, elsewhere.frozen):
+        found = {name: ADDRESS.findall(data) for name, data in contents(wheel)}
+        assert {name: addresses for name, addresses in found.items() if addresses} == {}
 
 
 def test_a_build_from_the_cache_is_the_same_wheel(example_wheel: Path, tmp_path: Path, build: Builder):

@@ -22,7 +22,7 @@ import tempfile
 import threading
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hatch_aoti.accessor.calls import apart, caller, check_thread
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     import torch
     from torch.export.pt2_archive._package import AOTICompiledModel
+    from typing_extensions import Self
 
     from hatch_aoti.accessor.contract import Signature
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hatch_aoti.compiler.headers import PrecompiledHeaders
+from hatch_aoti.compiler.names import operator_names
 from hatch_aoti.compiler.script import COMMANDS, compiler_script
 from hatch_aoti.compiler.threads import thread_policy
 from hatch_aoti.errors import MAKE_ROOM, CompileError, did_you_mean, full_disk
@@ -227,6 +228,7 @@ def _steer(target: Target, cache: Cache) -> Iterator[None]:
         # torch takes what a compiler prints for UTF-8, and fails with another error where it is not.
         (cpp_builder, "SUBPROCESS_DECODE_ARGS", ("utf-8", "replace")),
         *thread_policy(),
+        *operator_names(),
     ]
     if target.vec_isa != TORCH_PICKS:
         isas = [_forced_isa(target.vec_isa)] if target.vec_isa else []
