@@ -237,9 +237,10 @@ class Cache:
             if not hmac.compare_digest(seal, _seal(key, text)):
                 return []
             notes = json.loads(text)
-            os.utime(path)  # used now: see `trim`
         except (OSError, ValueError, RecursionError):
             return []
+        with contextlib.suppress(OSError):
+            os.utime(path)  # used now: see `trim`
         return [note for note in notes if isinstance(note, dict)] if isinstance(notes, list) else []
 
     def add_note(self, key: str, note: Mapping[str, Any]) -> None:
