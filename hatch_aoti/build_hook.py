@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-from hatch_aoti.errors import AotiError
+from hatch_aoti.errors import AotiError, full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,10 +32,13 @@ def _short_errors(function: Callable[_P, None]) -> Callable[_P, None]:
     def wrapper(*args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
             function(*args, **kwargs)
-        except AotiError as error:
+        except (AotiError, OSError) as error:
+            reason = str(error) if isinstance(error, AotiError) else full_disk(error)
+            if not reason:
+                raise
             from hatch_aoti.progress import Reporter
 
-            Reporter().error(str(error))
+            Reporter().error(reason)
             raise SystemExit(1) from None
 
     return wrapper

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.debugging import relocated, settle
 from hatch_aoti.environment import compose
-from hatch_aoti.errors import MAKE_ROOM, AotiError, CompileError, ModelError, Problem, SettingsError, full_disk
+from hatch_aoti.errors import AotiError, CompileError, ModelError, Problem, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,12 +113,7 @@ def build_models(
         for name, entry in sorted(settings.models.items())
     }
     _announce_debugging(settings, reporter)
-    try:
-        results = _run(requests, settings, layout, cache, reporter, root=root, environment=environment)
-    except OSError as error:
-        if full := full_disk(error):
-            raise AotiError(f"{full}. What to do: {MAKE_ROOM}") from error
-        raise
+    results = _run(requests, settings, layout, cache, reporter, root=root, environment=environment)
     tag = _choose_tag(results, settings.platform_tag)
     bundle = make_bundle(
         results,

@@ -455,4 +455,5 @@ def _out_of_the_way(descriptor: int) -> int:
 
 def _die_with_the_build(watched: int) -> None:
     os.read(watched, 1)  # blocks until the build closes the pipe, or dies
+    _kill_children()
     os.killpg(0, signal.SIGKILL)

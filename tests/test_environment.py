@@ -31,10 +31,10 @@ TRAPS = {
     "COMPILER_PATH": "{traps}/bin/",
     "GCC_EXEC_PREFIX": "{traps}/bin/",
     "GNUTARGET": "no-such-target",
-    "LDEMULATION": "no_such_emulation",
 }
 # These change what is computed, folded or packed, or what is compiled, for whoever sees them.
 CHANGING = {
+    "LDEMULATION": "no_such_emulation",
     "ONEDNN_MAX_CPU_ISA": "SSE41",
     "DNNL_MAX_CPU_ISA": "SSE41",
     "ONEDNN_DEFAULT_FPMATH_MODE": "BF16",
@@ -115,7 +115,7 @@ def test_the_traps_work(name: str, traps: Path, tmp_path: Path):
     write_files(tmp_path, {"a.cpp": "#include <vector>\nint f() { return std::vector<int>(3).size(); }\n"})
     command = ["g++", "-shared", "-fPIC", "-fopenmp", "-o", tmp_path / "a.so", tmp_path / "a.cpp"]
     if name == "C_INCLUDE_PATH":  # not for C++
-        command[-1] = write_files(tmp_path, {"a.c": "#include <math.h>\n"}) / "a.c"
+        command[:1], command[-1:] = ["gcc"], [write_files(tmp_path, {"a.c": "#include <math.h>\n"}) / "a.c"]
     run(*command, environ=dict(os.environ)).check()
     assert run(*command, environ={**os.environ, name: TRAPS[name].format(traps=traps)}).returncode != 0
 
@@ -189,7 +189,7 @@ inputs = {{ x = {{ shape = [4] }} }}
 def test_models_that_never_end_or_miss_a_variable_are_named_in_a_project_with_a_json_py(
     tiny: Path, environ: dict[str, str]
 ):
-    """The frontend is one that has the project's folder first on its path."""
+    """The frontend is one that has the project's folder first on its path, and has imported what it needs before."""
     write_files(tiny, {f"{name}.py": "raise RuntimeError('mine')\n" for name in ("json", "colorsys", "types")})
     write_files(
         tiny,
@@ -200,7 +200,7 @@ def test_models_that_never_end_or_miss_a_variable_are_named_in_a_project_with_a_
         },
     )
     edit(tiny, "[tool.aoti.models.scale]", BAD.format(name="needs") + "\n[tool.aoti.models.scale]")
-    code = "import hatchling.build as backend, sys; sys.path.insert(0, ''); backend.build_wheel('dist')"
+    code = "import hatchling.build as backend, json, sys; sys.path.insert(0, ''); backend.build_wheel('dist')"
     variables = {"MODEL_VARIANT": "x", "HATCH_AOTI_BUILD_TIMEOUT": "20", "HATCH_AOTI_JOBS": "2"}
     ran = run(sys.executable, "-P", "-c", code, cwd=tiny, environ={**environ, **variables})
     assert ran.returncode == 1

@@ -12,7 +12,7 @@ from hatch_aoti.cli.bench import bench
 from hatch_aoti.cli.build import build
 from hatch_aoti.cli.cache import cache
 from hatch_aoti.cli.inspect import inspect
-from hatch_aoti.errors import AotiError
+from hatch_aoti.errors import AotiError, full_disk
 
 __all__ = ["main"]
 
@@ -31,8 +31,11 @@ def main() -> NoReturn:
     """Run the command that the process was given, and exit: 0, 1 for an expected failure, 2 for wrong arguments."""
     try:
         commands(prog_name="hatch-aoti")
-    except AotiError as error:
+    except (AotiError, OSError) as error:
+        reason = str(error) if isinstance(error, AotiError) else full_disk(error)
+        if not reason:
+            raise
         from hatch_aoti.progress import Reporter
 
-        Reporter().error(str(error))
+        Reporter().error(reason)
     sys.exit(1)
