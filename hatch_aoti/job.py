@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -115,23 +116,11 @@ class ModelResult:
 
 def preload() -> None:
     """Import what every job needs, and nothing of any project's."""
-    from hatch_aoti import (  # noqa: F401
-        archive,
-        cache,
-        compiler,
-        constants,
-        digests,
-        optimize,
-        saved_program,
-        settings,
-        signature,
-        source,
-        target,
-        toolchain,
-        trace,
-        verify,
-    )
+    from hatch_aoti import compiler
+    from hatch_aoti.own_code import modules_of
 
+    for module in modules_of(__name__):
+        importlib.import_module(module)
     compiler.preload()
 
 
@@ -201,6 +190,7 @@ class _Exported:
 
 def _export(job: ModelJob, entry: ModelSettings) -> tuple[_Exported, dict[str, Any] | None]:
     """Import, build and export the model; return what came of it, and what that read (a `Trace`)."""
+    from hatch_aoti.cache import Cache
     from hatch_aoti.compiler import one_thread
     from hatch_aoti.digests import program_digest
     from hatch_aoti.optimize import make_plan
@@ -219,7 +209,7 @@ def _export(job: ModelJob, entry: ModelSettings) -> tuple[_Exported, dict[str, A
     with recording(job.root) as recorder, one_thread():
         make = export_model if entry.exported is None else load_program
         source = make(entry, root=job.root, device=job.request.device)
-    trace = recorder.finish()
+    trace = recorder.finish(Cache(job.cache).keyed_digest)
     try:
         signature = read_signature(
             source.program,

@@ -36,23 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Built", "build_models"]
 
-# Modules of hatch-aoti that shape what an artifact's bytes are, so that an artifact made by other code is not reused.
-_SHAPING = (
-    "archive",
-    "constants",
-    "device",
-    "digests",
-    "job",
-    "optimize",
-    "saved_program",
-    "signature",
-    "source",
-    "target",
-    "toolchain",
-    "trace",
-    "verify",
-)
-
 # In the directory of a job: what it leaves for people to read, with its log.
 _FOR_READING = "for-reading"
 _LOG = "log.txt"
@@ -193,6 +176,7 @@ def _request(
 ) -> ModelRequest:
     from hatch_aoti.job import ModelRequest
     from hatch_aoti.model_files import artifact_name
+    from hatch_aoti.own_code import code_digest
 
     return ModelRequest(
         # The bundle is put together from the finished artifacts: a model that changes to another is as it was.
@@ -204,7 +188,7 @@ def _request(
         include_sources=settings.include_sources,
         device=device,
         gpu=None if gpu is None else dataclasses.asdict(gpu),
-        code_digest=_code_digest(),
+        code_digest=code_digest("hatch_aoti.job"),
     )
 
 
@@ -216,9 +200,13 @@ def _known_results(
     from hatch_aoti.trace import Trace
 
     known = {}
+    # What the export would have, but for the places of one job, which no trace has in it.
+    inside = _worker_environ(environ, root)
     for name, request in requests.items():
+        roots = (os.path.normpath(root / path) for path in request.import_paths)
+        search_path = [*(path for path in roots if path not in sys.path), *sys.path]
         for note in cache.notes(_request_key(request, environ)):
-            if not Trace.from_json(note["trace"]).holds(root, environ, sys.path):
+            if not Trace.from_json(note["trace"]).holds(root, inside, search_path, cache.keyed_digest):
                 continue
             result = ModelResult.from_json(note)
             entries = [cache.get(artifact.key) for artifact in result.artifacts]
@@ -520,15 +508,3 @@ def _inputs(signature: Signature) -> str:
     """Say in one line what a model takes: `x: float32[batch, 10], batch = 1…1024`."""
     tensors = [f"{leaf.path}: {leaf}" for leaf in signature.inputs]
     return ", ".join([*tensors, *map(str, signature.dims)]) or "none"
-
-
-def _code_digest() -> str:
-    """Return a hash of hatch-aoti's own code that shapes artifacts."""
-    home = Path(__file__).parent
-    digest = hashlib.sha256()
-    for name in _SHAPING:
-        digest.update((home / f"{name}.py").read_bytes())
-    for package in ("accessor", "compiler"):  # verification calls models through the accessor
-        for path in sorted((home / package).glob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -38,7 +38,7 @@ def torch_requires_python() -> str:
     """Return the Pythons that the installed torch supports, as it states them (">=3.10"); empty if it does not."""
     from importlib.metadata import metadata
 
-    return (metadata("torch").get_all("Requires-Python") or [""])[0]
+    return str((metadata("torch").get_all("Requires-Python") or [""])[0])
 
 
 def unsupported_pythons(project: str, torch: str) -> str:
