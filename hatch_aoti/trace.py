@@ -42,9 +42,10 @@ _HARMLESS = frozenset({"torch", "numpy", "safetensors", "yaml", "markupsafe", "f
 
 # What a build's own workers and frontends set anew each time, and no model depends on.
 _VOLATILE = frozenset({
-    "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_COMPILE_DEBUG_DIR", "PWD", "OLDPWD", "SHLVL", "_", "PYTHONPATH", "PATH", "VIRTUAL_ENV",
-    "PEP517_BUILD_BACKEND", "PEP517_BACKEND_PATH", "PYPROJECT_HOOKS_BUILD_BACKEND", "PYPROJECT_HOOKS_BACKEND_PATH",
-    "_PYPROJECT_HOOKS_BUILD_BACKEND", "_PYPROJECT_HOOKS_BACKEND_PATH", "PYTEST_CURRENT_TEST", "PIP_BUILD_TRACKER",
+    "TMPDIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_COMPILE_DEBUG_DIR", "PWD", "OLDPWD", "SHLVL", "_", "PYTHONPATH", "PATH",
+    "VIRTUAL_ENV", "PEP517_BUILD_BACKEND", "PEP517_BACKEND_PATH", "PYPROJECT_HOOKS_BUILD_BACKEND",
+    "PYPROJECT_HOOKS_BACKEND_PATH", "_PYPROJECT_HOOKS_BUILD_BACKEND", "_PYPROJECT_HOOKS_BACKEND_PATH",
+    "PYTEST_CURRENT_TEST", "PIP_BUILD_TRACKER",
 })  # fmt: skip
 _OURS = "HATCH_AOTI_"  # settings, which have their say in what is asked for, and not in what the project's code does
 
