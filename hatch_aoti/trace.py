@@ -52,6 +52,8 @@ _OURS = "HATCH_AOTI_"  # settings, which have their say in what is asked for, an
 # Things happened that no comparison of files can account for.
 _UNTRACEABLE = (
     "socket.connect",
+    "socket.send",  # sendto, sendmsg
+    "sqlite3.connect",
     "subprocess.Popen",
     "os.system",
     "os.posix_spawn",
@@ -510,6 +512,7 @@ def _native_readers(recorder: Recorder) -> Iterator[None]:
         watch(safetensors.torch, "safe_open")
         watch(torch._C, "PyTorchFileReader")  # noqa: SLF001
         watch(torch, "from_file")
+        watch(torch.UntypedStorage, "from_file")
         yield
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "traced/helper.py": "VALUE = 1",
         "traced/config.json": "{}",
         "traced/parts/one.txt": "1",
+        "traced/raw.bin": "1234",
+        "traced/storage.bin": "5678",
         "traced/model.py": """
             import json, os, pathlib
             import torch
@@ -46,6 +49,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             size = os.environ.get("TRACED_SIZE", "1")
             weights = load_file(here.parent / "weights.safetensors")
             more = torch.load(here.parent / "weights.pt", weights_only=True)
+            raw = torch.from_file(str(here / "raw.bin"), size=4, dtype=torch.uint8)
+            storage = torch.UntypedStorage.from_file(str(here / "storage.bin"), False, 4)
         """,
     }
     write_files(tmp_path, files)
@@ -88,6 +93,8 @@ def test_nothing_changed_holds_also_after_a_trip_through_json_and_in_another_pla
         "traced/helper.py",
         "traced/model.py",
         "traced/config.json",
+        "traced/raw.bin",
+        "traced/storage.bin",
         "weights.safetensors",
         "weights.pt",
     ],
@@ -313,6 +320,7 @@ def _connect():
     "act",
     [
         lambda: subprocess.run(["true"], check=True),
+        lambda: sqlite3.connect(":memory:").close(),
         _connect,
         lambda: os.system("true"),
     ],
