@@ -64,6 +64,7 @@ _UNTRACEABLE = (
 
 
 _MISSING = "missing"
+_KEPT = 32  # digits of each digest, 128 bits: a model that imports a large library has thousands
 _ANY_NAME = "*"  # stands for the names of all variables: no variable is called so
 
 
@@ -213,7 +214,7 @@ class _Answers:
         return Path(rest)
 
     def _keyed(self, *parts: str) -> str:
-        return self._digest("\0".join(parts).encode("utf-8", "surrogateescape"))
+        return self._digest("\0".join(parts).encode("utf-8", "surrogateescape"))[:_KEPT]
 
 
 class Recorder:

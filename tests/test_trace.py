@@ -278,7 +278,7 @@ def test_nothing_that_was_read_can_be_guessed_from_the_trace(project, monkeypatc
         word
         for word in words
         for algorithm in ("sha256", "sha1", "md5")
-        if hashlib.new(algorithm, word).hexdigest() in text
+        if hashlib.new(algorithm, word).hexdigest()[:32] in text
     ]
     values = [
         *trace.files.values(),
@@ -287,7 +287,7 @@ def test_nothing_that_was_read_can_be_guessed_from_the_trace(project, monkeypatc
         *trace.environ.values(),
         *trace.modules.values(),
     ]
-    assert all(re.fullmatch("[0-9a-f]{64}", value) for value in values)
+    assert all(re.fullmatch("[0-9a-f]{32}", value) for value in values)
     assert not trace.holds(project, os.environ, sys.path, lambda data: hmac.digest(b"another", data, "sha256").hex())
 
 
