@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -133,23 +134,11 @@ def preload_for(payloads: Iterable[Mapping[str, Any]]) -> str:
 
 def preload() -> None:
     """Import what every job needs, and nothing of any project's."""
-    from hatch_aoti import (  # noqa: F401
-        archive,
-        cache,
-        compiler,
-        constants,
-        digests,
-        optimize,
-        saved_program,
-        settings,
-        signature,
-        source,
-        target,
-        toolchain,
-        trace,
-        verify,
-    )
+    from hatch_aoti import compiler
+    from hatch_aoti.own_code import modules_of
 
+    for module in modules_of(__name__):
+        importlib.import_module(module)
     compiler.preload()
 
 
@@ -265,7 +254,7 @@ def _export(job: ModelJob, entry: ModelSettings, unset: list[str]) -> tuple[_Exp
             source = make(entry, root=job.root, device=job.request.device)
         finally:
             unset += sorted(name for name, value in recorder.variables.items() if value is None)
-    trace = recorder.finish()
+    trace = recorder.finish(_cache(job).keyed_digest)
     try:
         signature = read_signature(
             source.program,
