@@ -166,7 +166,9 @@ def reproduce(
         variables_ = _environment(release, environ, Path(scratch), constraints if isolation else None)
         command = [*_frontend(directory, isolation=isolation), os.fspath(root)]
         with log.open("wb") as output:
-            done = subprocess.run(command, env=variables_, stdout=output, stderr=subprocess.STDOUT, check=False)
+            done = subprocess.run(
+                command, env=variables_, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, check=False
+            )
     wheels = sorted(directory.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]

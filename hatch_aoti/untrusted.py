@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import lzma
 import re
 import stat
 import struct
@@ -32,7 +31,7 @@ _MOST_INFLATION: Final = 200
 
 # What zipfile raises for damaged archives.
 _DAMAGE: Final = (
-    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error,
+    zipfile.BadZipFile, zlib.error, struct.error,
     NotImplementedError, EOFError, ValueError, RuntimeError, OverflowError, IndexError,
 )  # fmt: skip
 
@@ -52,14 +51,14 @@ def printable(text: object, *, lines: bool = False) -> str:
 
 def is_safe_name(name: str) -> bool:
     """Say whether a file name, with folders or without, stays where it is put, on every system, and can be printed."""
-    if not name or not name.isprintable() or re.search(r'[\\:"*<>|]', name):
+    if not name or not name.isprintable() or re.search(r'[\\:"*<>?|]', name):
         return False
     parts = name.split("/")
     return str(PurePosixPath(name)) == name and not name.startswith("/") and not {"", ".", ".."} & set(parts)
 
 
 def parse_json(data: bytes) -> Any:
-    """Return what a JSON text in UTF-8 says. Raises `ValueError`, also where a key comes twice or the nesting has no end."""
+    """Return what a JSON text in UTF-8 says. Raises `ValueError`, also for keys that come twice and endless nesting."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)

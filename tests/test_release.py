@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import Builder, Ran, run, write_files
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 import hatch_aoti
 from hatch_aoti.elf import _bounded, read_object
@@ -385,7 +387,7 @@ def elf_header(*, section_entry: int, sections: int, first_size: int) -> bytes:
 def test_tables_of_an_object_without_end_are_refused_at_once():
     for entry_size, sections, first in ((64, 0, 1 << 60), (64, 60_000, 0), (65, 1, 0), (0, 0, 1 << 60)):
         endless = elf_header(section_entry=entry_size, sections=sections, first_size=first)
-        with pytest.raises(AotiError, match="tables are larger than the file|e_shentsize"):
+        with pytest.raises(AotiError, match=r"tables are larger than the file|e_shentsize"):
             read_object(endless)
 
 
@@ -650,6 +652,13 @@ def test_the_bill_of_materials_has_what_the_manifest_has(members: Members):
     assert "file:weights/digits.safetensors" in depends["file:digits.pt2"]
     again = render_sbom(manifest, name="example-project", version="0.1.0", hatchling=document_hatchling(components))
     assert again.encode() == members[f"{INFO}/sboms/hatch-aoti.cdx.json"]
+
+
+def test_the_bill_of_materials_fits_the_official_schema(members: Members):
+    validator = JsonStrictValidator(SchemaVersion.V1_6)
+    document = members[f"{INFO}/sboms/hatch-aoti.cdx.json"].decode()
+    assert validator.validate_str(document) is None
+    assert validator.validate_str(document.replace('"machine-learning-model"', '"mind"')) is not None
 
 
 def document_hatchling(components: dict[str, Any]) -> str:

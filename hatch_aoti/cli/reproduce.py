@@ -121,7 +121,7 @@ def _facts(facts: tuple[Fact, ...]) -> object:
     from rich.text import Text
 
     if not facts:
-        return Text("the records of both builds are the same: the sources differ, or a build that is not reproducible")
+        return Text("what is recorded of both builds is the same: other sources, or something that is not recorded")
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("recorded of the build", "released", "rebuilt"):
         table.add_column(heading, overflow="fold")
