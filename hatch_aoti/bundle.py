@@ -6,6 +6,7 @@ A `Bundle` here is all of that; the setting `bundle`, one `.pt2` for several mod
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import platform
 import sys
@@ -65,10 +66,12 @@ def make_bundle(
     tag: TagChoice,
     cache: Cache,
     debug: Mapping[str, str],
+    environment: Mapping[str, str],
 ) -> Bundle:
     """Put together what the wheel gets for `results` (sorted by name), compiled for `targets` (best first).
 
     `debug` has the environment variables that made this a debug build; none in a release build.
+    `environment` has those that changed settings.
     """
     constants = merged_constants(results, cache)
     locations = locate_models(results, entries, targets, cache)
@@ -115,6 +118,8 @@ def make_bundle(
         "package": package,
         "platform_tag": tag.tag,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "environment": dict(environment),
+        "files": {name: _digest_of_text(text) for name, text in {ACCESSOR: accessor, **cpp}.items()},
         "models": {result.name: _describe(result, entries[result.name], locations, digests) for result in results},
     }
     if debug:
@@ -132,6 +137,11 @@ def make_bundle(
         artifacts,
         _metadata(results),
     )
+
+
+def _digest_of_text(text: str) -> dict[str, Any]:
+    data = text.encode()
+    return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
 def _metadata(results: Sequence[ModelResult]) -> dict[str, str]:
@@ -176,6 +186,7 @@ def _describe(
         "gpu": result.gpu,
         "signature": result.signature,
         "operators": list(result.operators),
+        "sources": dict(result.sources),
         "artifacts": artifacts,
     }
 

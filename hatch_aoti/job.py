@@ -114,6 +114,7 @@ class ModelResult:
     trace: dict[str, Any] | None = None  # a `Trace`: what the export read; None if that cannot be told
     unset: tuple[str, ...] = ()  # environment variables that the export looked up, and that were not set
     killed: bool = False  # whether it failed because the system killed a compiler, for want of memory
+    sources: dict[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 of weights and saved program, by name
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ModelResult:
@@ -206,7 +207,15 @@ def _run(job: ModelJob, entry: ModelSettings, unset: list[str]) -> ModelResult:
         gpu=_gpu_record(request.gpu, artifacts),
         operators=exported.operators,
         trace=trace,
+        sources=_source_digests(entry, job.root),
     )
+
+
+def _source_digests(entry: ModelSettings, root: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files that the settings `weights` and `exported` name, by those names."""
+    from hatch_aoti.cache import file_digest
+
+    return {file: file_digest(root / file) for file in (entry.weights, entry.exported) if file is not None}
 
 
 def _gpu_record(gpu: Mapping[str, str] | None, artifacts: tuple[Artifact, ...]) -> dict[str, Any] | None:

@@ -77,6 +77,7 @@ def build_models(
     """
     from hatch_aoti.bundle import make_bundle
     from hatch_aoti.device import find_gpu, resolve_devices
+    from hatch_aoti.settings import shaping_variables
     from hatch_aoti.target import builder_cpu_features, resolve_targets
 
     targets = resolve_targets(
@@ -107,6 +108,7 @@ def build_models(
         tag=tag,
         cache=cache,
         debug=settings.debugging.changes,
+        environment=shaping_variables(environ),
     )
     _report(results, reporter)
     _explain_tag(tag, reporter)
