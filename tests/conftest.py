@@ -227,19 +227,21 @@ class Watched(torch.nn.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Watched:
-    """A project that has been built, what was secret then, and the modules of hatch-aoti that its worker loaded."""
+    """A project that was built with `variables` in the environment, and the secrets in there and in its files."""
 
     root: Path
+    variables: dict[str, str]
     secrets: dict[str, str]
 
     @property
     def loaded(self) -> list[str]:
+        """The modules of hatch-aoti that its worker had loaded in the end."""
         return json.loads((self.root / "loaded.json").read_text(encoding="utf-8"))
 
 
-@pytest.fixture
-def watched(tmp_path: Path, build: Builder) -> Watched:
-    """Return a project whose model looks at everything around it, and tells what there was when it was verified."""
+@pytest.fixture(scope="session")
+def watched(shared: Path, environ: dict[str, str]) -> Watched:
+    """Return a project, built once in a test run, whose model looks at everything around it. Leave it as it is."""
     files = {
         "pyproject.toml": TINY_PYPROJECT.replace("tiny.model:Scale", "watched.model:Watched")
         .replace('"tiny"', '"watched"')
@@ -248,10 +250,14 @@ def watched(tmp_path: Path, build: Builder) -> Watched:
         "watched/model.py": WATCHED_MODULE,
         "watched/pin.txt": "pin-3141592653",
     }
-    secrets = {"DEPLOY_TOKEN": "token-2718281828", "PIP_BUILD_TRACKER": "/tmp/tracker-1"}
-    project = Watched(write_files(tmp_path / "watched", files), {**secrets, "pin": "pin-3141592653"})
-    build.wheel(project.root, **project.secrets)
-    return project
+    variables = {"DEPLOY_TOKEN": "token-2718281828", "PIP_BUILD_TRACKER": "/tmp/tracker-1"}
+    root = shared / "watched"
+    with FileLock(shared / "watched.lock"):
+        if not (root / "built").exists():
+            shutil.rmtree(root, ignore_errors=True)
+            Builder({**environ, **variables}).wheel(write_files(root, files))
+            (root / "built").touch()
+    return Watched(root, variables, {"token": "token-2718281828", "pin": "pin-3141592653"})
 
 
 def unpack(wheel: Path, directory: Path) -> Path:
