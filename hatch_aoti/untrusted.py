@@ -20,7 +20,16 @@ from hatch_aoti.errors import AotiError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["LARGEST_TEXT", "WheelFile", "check_regular", "is_safe_name", "open_wheel", "parse_json", "printable"]
+__all__ = [
+    "DAMAGE",
+    "LARGEST_TEXT",
+    "WheelFile",
+    "check_regular",
+    "is_safe_name",
+    "open_wheel",
+    "parse_json",
+    "printable",
+]
 
 LARGEST_TEXT: Final = 16 << 20
 """The most bytes of a manifest, a RECORD or another text of a wheel; that of a hundred models has a tenth of it."""
@@ -29,11 +38,11 @@ LARGEST_TEXT: Final = 16 << 20
 _SURELY_FINE: Final = 256 << 20
 _MOST_INFLATION: Final = 200
 
-# What zipfile raises for damaged archives.
-_DAMAGE: Final = (
+DAMAGE: Final = (
     zipfile.BadZipFile, zlib.error, struct.error,
     NotImplementedError, EOFError, ValueError, RuntimeError, OverflowError, IndexError,
 )  # fmt: skip
+"""What zipfile raises for damaged archives and members."""
 
 
 def printable(text: object, *, lines: bool = False) -> str:
@@ -141,7 +150,7 @@ def open_wheel(path: Path) -> Iterator[WheelFile]:
             yield WheelFile(path, archive)
     except OSError as error:
         raise AotiError(f"cannot read {printable(path)}: {printable(error.strerror or error)}.") from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise AotiError(
             f"{printable(path)} is not a zip archive, or it is damaged or cut off: {printable(error)}."
         ) from error

@@ -24,7 +24,7 @@ from packaging.version import InvalidVersion, Version
 from hatch_aoti.archive import check_identity
 from hatch_aoti.errors import AotiError
 from hatch_aoti.inspection import described_files, inspect_wheel
-from hatch_aoti.untrusted import open_wheel, parse_json, printable
+from hatch_aoti.untrusted import DAMAGE, open_wheel, parse_json, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -74,8 +74,8 @@ def check_wheel(path: Path) -> WheelReport:
         raise AotiError(f"{printable(path)} is not a wheel (.whl).")
     with open_wheel(path) as wheel:
         manifest_name = wheel.the(r"(.*/)?_models\.json", "_models.json")
-        digests = {name: _digests(wheel, name) for name in wheel.members}
         problems = list(wheel.problems)
+        digests = _digests(wheel, problems)
         listed = list(_check_record(wheel, digests, problems))
         problems += _check_names(wheel)
         data = wheel.read(manifest_name)
@@ -110,14 +110,27 @@ def check_wheel(path: Path) -> WheelReport:
     return WheelReport(str(path), tuple(files), len(listed), tuple(problems), debug)
 
 
-def _digests(wheel: WheelFile, name: str) -> dict[str, str]:
-    """Return the hashes of a member by algorithm, in hexadecimal; it is read once, in pieces."""
-    hashes = {algorithm: hashlib.new(algorithm) for algorithm in sorted(_ALGORITHMS)}
-    with wheel.open(name) as member:
-        while chunk := member.read(_CHUNK):
-            for algorithm in hashes.values():
-                algorithm.update(chunk)
-    return {algorithm: state.hexdigest() for algorithm, state in hashes.items()}
+def _digests(wheel: WheelFile, problems: list[str]) -> dict[str, dict[str, str]]:
+    """Return the hashes of all members by algorithm, in hexadecimal; empty ones, and a problem, where one is damaged.
+
+    Each is read once, in pieces.
+    """
+    records = [wheel.read(name) for name in wheel.find(r"[^/]+\.dist-info/RECORD")]
+    needed = {"sha256", *(name for name in _ALGORITHMS for record in records if f",{name}=".encode() in record)}
+    digests = {}
+    for name in wheel.members:
+        hashes = {algorithm: hashlib.new(algorithm) for algorithm in sorted(needed)}
+        try:
+            with wheel.open(name) as member:
+                while chunk := member.read(_CHUNK):
+                    for state in hashes.values():
+                        state.update(chunk)
+        except DAMAGE as error:
+            problems.append(f"{name}: is damaged: {printable(error)}")
+            digests[name] = dict.fromkeys(hashes, "")
+        else:
+            digests[name] = {algorithm: state.hexdigest() for algorithm, state in hashes.items()}
+    return digests
 
 
 def _check_record(wheel: WheelFile, digests: Mapping[str, Mapping[str, str]], problems: list[str]) -> Iterator[str]:

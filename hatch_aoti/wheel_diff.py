@@ -82,7 +82,8 @@ def _container_difference(left: Path, right: Path) -> str:
 
 
 def _compare_members(one: WheelFile, two: WheelFile) -> Iterator[MemberDifference]:
-    whole = [f"{side}: {text}" for side, wheel in (("first", one), ("second", two)) for text in wheel.problems]
+    whole = [f"only the first: {text}" for text in one.problems if text not in two.problems]
+    whole += [f"only the second: {text}" for text in two.problems if text not in one.problems]
     before, after = one.members, two.members
     if [name for name in before if name in after] != [name for name in after if name in before]:
         whole.append("the members are in another order")

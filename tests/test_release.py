@@ -223,6 +223,19 @@ def test_problems_end_with_status_1(members: Members, example_wheel: Path, tmp_p
     assert "\N{ESCAPE}" not in ran.output
 
 
+def test_every_damaged_member_is_named(example_wheel: Path, tmp_path: Path):
+    data = bytearray(example_wheel.read_bytes())
+    damaged = ["example_project/digits.pt2", "example_project/samples.json"]
+    with zipfile.ZipFile(example_wheel) as archive:
+        for name in damaged:
+            info = archive.getinfo(name)
+            data[info.header_offset + 30 + len(name) + info.compress_size // 2] ^= 0xFF
+    wheel = tmp_path / example_wheel.name
+    wheel.write_bytes(data)
+    problems = check_wheel(wheel).problems
+    assert sorted(item.partition(":")[0] for item in problems if ": is damaged" in item) == damaged
+
+
 @pytest.mark.parametrize(
     "name", ["other-0.1.0-py3-none-any.whl", "example_project-0.2.0-py3-none-any.whl", "example_project.whl"]
 )

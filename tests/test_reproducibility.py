@@ -419,7 +419,7 @@ def test_differences_of_text_times_permissions_and_order_are_explained(tmp_path:
     assert explain_difference(first, archive("same.whl", members)) == ""
     other = {"b.bin": b"\xff\x01same", "a.py": b"x = 1\ny = 3\n", "c.py": b""}
     explanation = explain_difference(first, archive("other.whl", other)).splitlines()
-    assert "first.whl: member c.py is only in the second" in explanation
+    assert "first.whl: member c.py: is only in the second" in explanation
     assert "first.whl: the archive: the members are in another order" in explanation
     assert "first.whl: member a.py: -y = 2" in explanation
     assert "first.whl: member a.py: +y = 3" in explanation
