@@ -159,6 +159,7 @@ def reproduce(
         raise AotiError(
             f"{printable(release.path)} is a debug build ({printable(variables)}): only release builds are reproduced"
         )
+    directory = directory.resolve()  # the build runs elsewhere
     log = directory / "rebuild.log"
     with (
         tempfile.TemporaryDirectory(prefix="scratch-", dir=directory) as scratch,
