@@ -159,8 +159,12 @@ def reproduce(
         raise AotiError(
             f"{printable(release.path)} is a debug build ({printable(variables)}): only release builds are reproduced"
         )
+    directory = directory.resolve()  # the build runs elsewhere
     log = directory / "rebuild.log"
-    with tempfile.TemporaryDirectory(prefix="hatch-aoti-") as scratch, _unpacked(source, Path(scratch)) as root:
+    with (
+        tempfile.TemporaryDirectory(prefix="scratch-", dir=directory) as scratch,
+        _unpacked(source, Path(scratch)) as root,
+    ):
         constraints = Path(scratch) / "constraints.txt"
         constraints.write_text("".join(_constraints(release)), encoding="utf-8")
         variables_ = _environment(release, environ, Path(scratch), constraints if isolation else None)
