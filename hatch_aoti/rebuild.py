@@ -116,6 +116,10 @@ def _release(path: Path, manifest: Mapping[str, Any], generator: str) -> Release
                 "torch commit": str(toolchain["torch_git"]),
                 "C++ compiler": str(toolchain["compiler"]),
                 "arguments in CXX": str(toolchain["compiler_arguments"]),
+                **{
+                    f"variable {variable} (SHA-256 of its value)": str(digest)
+                    for variable, digest in toolchain["environment"].items()
+                },
                 f"{where}: CPU features": " ".join(artifact["target"]["features"]),
                 f"{where}: folded on": str(artifact["folded_on"]),
                 f"{where}: seed": str(artifact["seed"]),

@@ -275,7 +275,7 @@ _VARIABLES: Mapping[str, Callable[[str], Any]] = {
 
 
 SHAPING_VARIABLES = (
-    *map(_variable, ("include-sources", "package", "platform-tag", "target")),
+    *map(_variable, ("include-sources", "package", "pass-environment", "platform-tag", "target")),
     "SOURCE_DATE_EPOCH",  # hatchling's, the times of the members
 )
 

@@ -64,11 +64,11 @@ def reproduce(
     release = read_release(wheel)
     source = source or find_source(wheel)
     directory = output or Path(tempfile.mkdtemp(prefix="hatch-aoti-rebuild-"))
-    Reporter().note(f"building {printable(source)} again; the log is {directory / 'rebuild.log'}")
-    keep = True  # the log of what failed
+    log, rebuilt = directory / "rebuild.log", False
+    Reporter().note(f"building {printable(source)} again; the log is {log}")
     try:
         result = rebuild(release, source, directory, isolation=not no_isolation, environ=os.environ)
-        keep = output is not None
+        rebuilt = True
         if as_json:
             click.echo(json.dumps(result.to_json(), indent=2))
         else:
@@ -76,9 +76,11 @@ def reproduce(
         if result.differences and diffoscope:
             subprocess.run(["diffoscope", "--", os.fspath(wheel), os.fspath(result.rebuilt)], check=False)
     except AotiError as error:
-        raise AotiError(f"{str(error).rstrip()}\n  Full log: {directory / 'rebuild.log'}") from error
+        if rebuilt or not log.exists():  # refused before there was a build
+            raise
+        raise AotiError(f"{str(error).rstrip()}\n  Full log: {log}") from error
     finally:
-        if not keep:
+        if output is None and (rebuilt or not log.exists()):  # the log of a failed build is for reading
             shutil.rmtree(directory, ignore_errors=True)
     if result.differences:
         sys.exit(1)
