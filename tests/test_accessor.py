@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import gc
 import importlib.util
 import inspect
+import json
 import os
 import pickle
 import platform
@@ -17,10 +19,11 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import caller_states
 import pytest
 import torch
 from filelock import FileLock
-from support_models import Answer, Everything, Pair, compile_model
+from support_models import Answer, Everything, Pair, Square, compile_model
 
 from hatch_aoti.accessor import AccessorModel, Variant, render, reserved_names
 from hatch_aoti.accessor.contract import (
@@ -594,3 +597,37 @@ def test_pytorchs_object_for_the_same_file_answers_with_plain_containers(real, c
     assert type(got["pair"]) is tuple
     assert got["rest"][3] is None
     assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
+
+
+@pytest.fixture(scope="session")
+def states(shared):
+    """What came of a call in each state of `caller_states.py`."""
+    directory = shared / "accessor" / "states"
+    with FileLock(shared / "states.lock"):
+        if not (directory / "_models.py").exists():
+            directory.mkdir(parents=True, exist_ok=True)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "inductor"))
+                model = compile_model("square", Square(), (Square.example(),), None, None, directory)
+            model = dataclasses.replace(model, operators=("hatch_aoti_tests::square",))
+            build = {"torch_version": torch.__version__, "system": platform.system(), "machine": platform.machine()}
+            install(directory.parent, model, package="states", **build)
+        if not (directory / "outcomes.json").exists():
+            done = run_python(directory.parent, "-W", "ignore", str(Path(caller_states.__file__)), "states._models")
+            assert done.returncode == 0, done.stderr
+            (directory / "outcomes.json").write_text(done.stdout.splitlines()[-1])
+    return json.loads((directory / "outcomes.json").read_text())
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize("state", caller_states.ANSWERED)
+def test_a_call_from_any_state_of_the_thread_is_answered_as_compiled(states, state, when):
+    assert states[f"{state}, {when}"] == "right"
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize("state", caller_states.REFUSED)
+def test_a_state_that_compiled_code_cannot_take_part_in_is_refused_by_name(states, state, when):
+    outcome = states[f"{state}, {when}"]
+    assert outcome.startswith(("TypeError: square", "ValueError: square"))
+    assert caller_states.REFUSED[state][1] in outcome
