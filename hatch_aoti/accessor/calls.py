@@ -62,6 +62,9 @@ def caller(
     import torch
 
     tensor, strided = torch.Tensor, torch.strided
+    # Asking for the number of threads sets it up in the calling thread, as eager's loops do; compiled ones ask OpenMP,
+    # which has a default of its own for each thread (pytorch/pytorch#37259).
+    follow_threads = torch.get_num_threads
     inputs = signature.inputs
     if signature.order:
         compiled, places = run, sorted(range(len(inputs)), key=signature.order.__getitem__)
@@ -121,6 +124,7 @@ def caller(
                 or ((shape := x.shape) not in seen and not sizes_fit([x], [shape]))
             ):
                 return full([x])
+            follow_threads()
             return run([x])[result]
 
         return quickest_call
@@ -147,6 +151,7 @@ def caller(
             shapes.append(x.shape)
         if tuple(shapes) not in seen and not sizes_fit(flat, shapes):
             return full(flat)
+        follow_threads()
         if plain:
             return run(flat)[result]
         given = flat.copy() if returns_inputs else ()  # `run` empties its list
@@ -209,6 +214,7 @@ def _full_call(
     _check_memory(name, leaves, given)
     with torch.no_grad():
         laid_out = [_lay_out(leaf, value) for leaf, value in zip(leaves, given, strict=True)]
+        torch.get_num_threads()  # as in `caller`
         results = run(laid_out.copy())
         for leaf, value, used in zip(leaves, given, laid_out, strict=True):
             if leaf.changed and used.data_ptr() != value.data_ptr():
