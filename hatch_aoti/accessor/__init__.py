@@ -187,7 +187,7 @@ def _docstring(models: Sequence[AccessorModel], package: str, debug: Sequence[st
         f"    {first_name}.with_options(run_single_threaded=True)   # the same, loaded otherwise",
         f'    load("{first_name}")        # PyTorch\'s own object, as torch._inductor.aoti_load_package makes it',
         "",
-        f"`python -m {package}._models` lists the models, and with --verify compares their files with what the build made.",
+        f"`python -m {package}._models` lists the models; with --verify it compares their files with the build's.",
         "Nothing here needs more than torch, which is imported when a model is first used.",
     ]
     return '"""' + _quoted("\n".join(text)) + '\n"""'
