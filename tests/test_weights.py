@@ -30,7 +30,7 @@ def load(tmp_path, state):
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ODD)
 def test_a_tensor_in_another_form_is_named(tmp_path, kind):
-    with pytest.raises(ModelError, match="weights.pt") as info:
+    with pytest.raises(ModelError, match=r"weights\.pt") as info:
         load(tmp_path, {"weight": ODD[kind]()})
     assert f"holds weight as a {kind} tensor" in info.value.reason
 
