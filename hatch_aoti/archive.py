@@ -36,6 +36,7 @@ __all__ = [
     "Member",
     "ModelFiles",
     "Package",
+    "archive_id",
     "check_identity",
     "extract_objects",
     "join_packages",
@@ -243,6 +244,13 @@ def read_package(path: Path) -> Package:
         models.setdefault(model, {})[file] = sizes.pop(name)
     frozen = {model: MappingProxyType(files) for model, files in models.items()}
     return Package(path, stem, MappingProxyType(frozen), MappingProxyType(sizes))
+
+
+def archive_id(path: Path) -> str:
+    """Return the id that `write_package` gave the archive at `path`: a hash of its contents, 40 digits."""
+    package = read_package(path)
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        return archive.read(f"{package.stem}/{_SERIALIZATION_ID}").decode()
 
 
 def extract_objects(path: Path) -> dict[str, bytes]:

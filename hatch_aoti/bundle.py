@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_aoti import __version__
 from hatch_aoti.accessor import AccessorModel, Gpu, Variant, render
+from hatch_aoti.archive import archive_id
 from hatch_aoti.cache import file_digest
 from hatch_aoti.cmake import render_cmake
+from hatch_aoti.constants import header_digest
 from hatch_aoti.model_files import CONSTANTS, constants_of, locate_models, merged_constants
 from hatch_aoti.signature import Signature
 
@@ -75,7 +77,9 @@ def make_bundle(
     """
     constants = merged_constants(results, cache)
     locations = locate_models(results, entries, targets, cache)
-    digests = {path: file_digest(path) for path in {location.path for location in locations.values()}}
+    paths = {location.path for location in locations.values()}
+    digests = {path: file_digest(path) for path in paths}
+    ids = {path: archive_id(path) for path in paths}
     by_name = {target.name: target for target in targets}
     models = [
         AccessorModel(
@@ -88,6 +92,7 @@ def make_bundle(
                     features=by_name[artifact.target].features,
                     description=by_name[artifact.target].description,
                     entry=locations[result.name, artifact.target].entry,
+                    id=ids[locations[result.name, artifact.target].path],
                 )
                 for artifact in result.artifacts
             ),
@@ -96,7 +101,8 @@ def make_bundle(
             gpu=None if result.gpu is None else Gpu(result.gpu["cuda"], tuple(result.gpu["architectures"])),
             num_runners=entries[result.name].num_runners,
             operators=result.operators,
-            constants=CONSTANTS if constants_of(result) is not None else "",
+            constants="" if constants is None or constants_of(result) is None else CONSTANTS,
+            constants_id="" if constants is None or constants_of(result) is None else header_digest(constants),
         )
         for result in results
     ]

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from support_models import Square
@@ -92,6 +93,15 @@ ANSWERED.update(
     save_on_cpu=under(torch.autograd.graph.save_on_cpu),
     dual_level=under(forward_ad.dual_level),
 )
+
+
+@answered
+def several_threads(model, x):
+    """The operator is written in Python, whose lock PyTorch holds while it waits for another thread's call to end."""
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: [model(x) for _ in range(200)][-1], range(4)))
+    assert all(torch.equal(result, results[0]) for result in results)
+    return results[0]
 
 
 @answered

@@ -243,7 +243,7 @@ def test_a_child_forked_while_another_thread_loads_can_load_itself(tmp_path, fak
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with module._Lock.current:
+        with module.double._lock:
             held.set()
             done.wait(60)
 
@@ -390,6 +390,128 @@ def test_what_pytorch_says_when_it_cannot_load_is_passed_on_with_both_versions(t
     ):
         module.double(torch.ones(1, 4))
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [None, "2" * 40])
+def test_the_file_of_another_build_is_refused_before_any_of_its_code_is_loaded(tmp_path, fake, temporary, number):
+    module = install(tmp_path, declare(variants=(Variant("x86-64-v3", "double.pt2", id="1" * 40),)))
+    archive(module.double.path)
+    with zipfile.ZipFile(module.double.path, "a") as file:
+        if number:
+            file.writestr("double/.data/serialization_id", number)
+    for load in (lambda: module.double(torch.ones(1, 4)), lambda: module.load("double")):
+        with pytest.raises(module.LoadError, match=r"double\.pt2 is not the file that this _models\.py was built with"):
+            load()
+    assert fake == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_file_of_this_build_is_loaded(tmp_path, fake, temporary):
+    module = install(tmp_path, declare(variants=(Variant("x86-64-v3", "double.pt2", id="1" * 40),)))
+    archive(module.double.path)
+    with zipfile.ZipFile(module.double.path, "a") as file:
+        file.writestr("double/.data/serialization_id", "1" * 40)
+    assert module.double(torch.ones(1, 4)).sum() == 8
+
+
+def test_models_imported_from_a_zip_file_say_that_it_must_be_unpacked(tmp_path, fake):
+    module = install(tmp_path, declare(), package="zipped")
+    archive(module.double.path)
+    packed = tmp_path / "application.pyz"
+    with zipfile.ZipFile(packed, "w") as file:
+        for name in ("__init__.py", "_models.py", "double.pt2"):
+            file.write(tmp_path / "zipped" / name, f"zipped/{name}")
+    code = f"""if True:
+        import sys; sys.path.insert(0, {str(packed)!r})
+        import torch, zipped._models as m
+        try:
+            m.double(torch.ones(1, 4))
+        except m.LoadError as error:
+            print(error)
+    """
+    done = run_python(packed.parent / "..", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert f"double.pt2 is in the zip file {packed}" in done.stdout
+
+
+def test_pytorchs_object_in_a_noexec_folder_says_what_to_do(tmp_path, fake, temporary, monkeypatch):
+    import torch._inductor
+
+    def fail(*_, **__):
+        raise RuntimeError("Error in dlopen: /x.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", fail)
+    module = install(tmp_path, declare())
+    archive(module.double.path)
+    with pytest.raises(module.LoadError, match=rf"{temporary} does not allow to run code \(noexec\): set TMPDIR"):
+        module.load("double")
+
+
+# --- What killed processes leave ---
+
+
+def stale(place: Path, name: str) -> Path:
+    folder = place / name
+    folder.mkdir(mode=0o700)
+    (folder / "model.so").touch()
+    os.utime(folder, (1, 1))
+    return folder
+
+
+def test_folders_that_killed_processes_left_go_and_all_others_stay(tmp_path, fake, temporary):
+    import fcntl
+
+    gone = stale(temporary, "hatch-aoti-abcd1234")
+    fresh = stale(temporary, "hatch-aoti-fresh123")
+    os.utime(fresh)
+    locked = stale(temporary, "hatch-aoti-locked12")
+    lock = os.open(locked, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    public = stale(temporary, "hatch-aoti-public12")
+    public.chmod(0o755)
+    others = [stale(temporary, name) for name in ("hatch-aoti-mine", "aoti-abcd1234", "hatch-aoti-abcd1234.old")]
+    outside = stale(tmp_path, "outside")
+    (temporary / "hatch-aoti-linked12").symlink_to(outside)
+    (temporary / "hatch-aoti-afile123").touch()
+    module = install(tmp_path, declare())
+    archive(module.double.path)
+    module.double(torch.ones(1, 4))
+    os.close(lock)
+    assert not gone.exists()
+    for kept in (fresh, locked, public, *others, outside):
+        assert (kept / "model.so").exists(), kept
+    assert (temporary / "hatch-aoti-linked12").is_symlink()
+    assert (temporary / "hatch-aoti-afile123").exists()
+
+
+def test_the_folder_of_a_process_that_is_killed_while_it_loads_goes_with_the_next_load(tmp_path, fake, temporary):
+    module = install(tmp_path, declare())
+    archive(module.double.path)
+    child = os.fork()
+    if child == 0:
+        try:
+            module._Folder(temporary)
+        finally:
+            os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    [left] = temporary.iterdir()
+    os.utime(left, (1, 1))
+    module.double(torch.ones(1, 4))
+    assert list(temporary.iterdir()) == []
+
+
+# --- Locks ---
+
+
+def test_a_model_that_is_being_loaded_stops_no_other(tmp_path, fake, temporary):
+    module = install(tmp_path, declare(), declare("triple", variants=(Variant("x86-64-v3", "double.pt2"),)))
+    archive(module.double.path)
+    answers = []
+    with module.double._lock, module._packages_lock:
+        thread = threading.Thread(target=lambda: answers.append(module.triple(torch.ones(1, 4)).sum().item()))
+        thread.start()
+        thread.join(60)
+        assert answers == [8]
 
 
 # --- PyTorch's own object ---

@@ -64,6 +64,9 @@ def caller(
     import torch
     from torch.autograd import forward_ad
 
+    # Asking for the number of threads sets it up in the calling thread, as eager's loops do; compiled ones ask OpenMP,
+    # which has a default of its own for each thread (pytorch/pytorch#37259).
+    follow_threads = torch.get_num_threads
     inputs = signature.inputs
     if signature.order:
         compiled, places = run, sorted(range(len(inputs)), key=signature.order.__getitem__)
@@ -105,6 +108,7 @@ def caller(
             if known and not function_mode() and not dispatch_modes() and forward_ad._current_level < 0:  # noqa: SLF001
                 for fits in kinds:
                     if fits(x) and x.is_contiguous() and x.data_ptr():
+                        follow_threads()
                         return run([x])[result]
             return full([x])
 
@@ -124,6 +128,7 @@ def caller(
         if known and not function_mode() and not dispatch_modes() and forward_ad._current_level < 0:  # noqa: SLF001
             for fits in kinds:
                 if fits(*flat) and all([x.is_contiguous() and x.data_ptr() for x in flat]):  # noqa: C419  (a list is faster)
+                    follow_threads()
                     if plain:
                         return run(flat)[result]
                     given = flat.copy() if returns_inputs else ()  # `run` empties its list
@@ -199,6 +204,7 @@ def _full_call(
         _check_sizes(name, signature, given)
         _check_memory(name, leaves, given)
         laid_out = [_lay_out(leaf, value) for leaf, value in zip(leaves, given, strict=True)]
+        torch.get_num_threads()  # as in `caller`
         results = run(laid_out.copy())
         for leaf, value, used in zip(leaves, given, laid_out, strict=True):
             if leaf.changed and used.data_ptr() != value.data_ptr():
