@@ -51,7 +51,7 @@ ENVIRONMENT_PREFIX = "HATCH_AOTI_"
 _ACCESSOR_NAMES = (
     "MODELS", "Model", "Tensor", "annotations", "load", "main", "models", "names", "path", "signature", "torch",
     "Constant", "DEFAULT", "Default", "Dim", "Group", "Node", "Omitted", "Parameter", "SameAsInput", "Scalar",
-    "Signature", "Size", "TensorInput", "TensorOutput", "apart", "caller", "check_thread",
+    "Signature", "Size", "TensorInput", "TensorOutput", "apart", "caller", "check_thread", "opaque",
     "AOTICompiledModel", "Build", "ClassVar", "Gpu", "LoadError", "LoadOptions", "Path", "Self", "Variant",
     "give_constants", "map_constants",
     "Any", "Callable", "Final", "Iterator", "Literal", "Mapping", "NamedTuple", "NoReturn", "Sequence", "TYPE_CHECKING",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from hatch_aoti.accessor.contract import Node, Signature
 
-__all__ = ["DEFAULT", "Default", "apart", "caller", "check_thread"]
+__all__ = ["DEFAULT", "Default", "apart", "caller", "check_thread", "opaque"]
 
 
 class Default:
@@ -90,7 +90,7 @@ def caller(
                 _flatten(name, node, value, flat)
             return full(flat)
 
-        return _opaque(name, call)
+        return opaque(name, call)
 
     kinds, sizes = passed.kinds, passed.sizes
     function_mode = torch._C._is_torch_function_mode_enabled  # noqa: SLF001
@@ -112,7 +112,7 @@ def caller(
                         return run([x])[result]
             return full([x])
 
-        return _opaque(name, quickest_call)
+        return opaque(name, quickest_call)
 
     def quick_call(*values: Any) -> Any:
         if only_tensors:
@@ -135,7 +135,7 @@ def caller(
                     return rebuild(run(flat), given)
         return full(flat)
 
-    return _opaque(name, quick_call)
+    return opaque(name, quick_call)
 
 
 class _Passed:
@@ -167,7 +167,7 @@ class _Passed:
                 self.kinds.append(guard.check)
 
 
-def _opaque(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def opaque(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     """Return `call`, marked so that `torch.compile` calls it and does not look into it.
 
     `torch.compiler.disable` does that as well, but imports the compiler, which takes seconds.

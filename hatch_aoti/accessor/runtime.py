@@ -27,7 +27,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hatch_aoti.accessor.calls import apart, caller, check_thread
+from hatch_aoti.accessor.calls import apart, caller, check_thread, opaque
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -420,7 +420,7 @@ def _fork_safe(call: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             torch.set_num_threads(threads)
 
-    return call_in_child
+    return opaque("a model", call_in_child)
 
 
 def _system(name: str) -> str:
