@@ -57,7 +57,8 @@ def caller(
 
     `run` takes the input tensors as a list and returns the compiled results, one for each leaf of the output.
     `device_index` is the GPU that inputs for a GPU must be on; -1 admits any, as long as they are on the same.
-    The function raises TypeError for a wrong type or container and ValueError for a wrong value, naming the argument.
+    The function raises TypeError for a wrong type or container and ValueError for a wrong value, naming the argument,
+    and what eager raises for values in tensors that cannot be computed with, naming the model.
     """
     import torch
 
@@ -121,7 +122,10 @@ def caller(
                 or ((shape := x.shape) not in seen and not sizes_fit([x], [shape]))
             ):
                 return full([x])
-            return run([x])[result]
+            try:
+                return run([x])[result]
+            except RuntimeError as error:
+                raise _as_eager(name, error) from None
 
         return quickest_call
 
@@ -147,10 +151,12 @@ def caller(
             shapes.append(x.shape)
         if tuple(shapes) not in seen and not sizes_fit(flat, shapes):
             return full(flat)
-        if plain:
-            return run(flat)[result]
         given = flat.copy() if returns_inputs else ()  # `run` empties its list
-        return rebuild(run(flat), given)
+        try:
+            results = run(flat)
+        except RuntimeError as error:
+            raise _as_eager(name, error) from None
+        return results[result] if plain else rebuild(results, given)
 
     return quick_call
 
@@ -209,11 +215,29 @@ def _full_call(
     _check_memory(name, leaves, given)
     with torch.no_grad():
         laid_out = [_lay_out(leaf, value) for leaf, value in zip(leaves, given, strict=True)]
-        results = run(laid_out.copy())
+        try:
+            results = run(laid_out.copy())
+        except RuntimeError as error:
+            raise _as_eager(name, error) from None
         for leaf, value, used in zip(leaves, given, laid_out, strict=True):
             if leaf.changed and used.data_ptr() != value.data_ptr():
                 value.copy_(used)
         return rebuild(results, given)
+
+
+def _as_eager(name: str, error: RuntimeError) -> Exception:
+    """Return what eager would raise where compiled code stops: an index out of range, a division by zero.
+
+    Its text begins with the type, where that is not RuntimeError.
+    """
+    if type(error) is not RuntimeError:  # not from compiled code
+        return error
+    text = str(error).partition("\n")[0]
+    kind: type[Exception] = RuntimeError
+    for other in (IndexError, RuntimeError):
+        if text.startswith(f"{other.__name__}: "):
+            text, kind = text.removeprefix(f"{other.__name__}: "), other
+    return kind(f"{name}: {text}")
 
 
 # --- Arguments ---
