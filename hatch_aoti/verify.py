@@ -10,6 +10,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
+import itertools
 import random
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,9 @@ _MOST_ELEMENTS = 1 << 22
 
 _RANDOM_POINTS = 2
 
+# How many calls with special values a model gets.
+_MOST_SPECIAL = 32
+
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
@@ -78,6 +82,7 @@ def verify_artifact(
         with torch.no_grad():
             for sizes in _points(signature, check.example, entry.seed):
                 check.compare(sizes)
+            check.compare_special_values()
     except ModelError:
         raise
     except Exception as error:
@@ -106,12 +111,25 @@ def random_operators(program: torch.export.ExportedProgram) -> list[str]:
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
-                if isinstance(node.target, torch._ops.OpOverload) and (  # noqa: SLF001
-                    torch.Tag.nondeterministic_seeded in node.target.tags
+                if (
+                    isinstance(node.target, torch._ops.OpOverload)  # noqa: SLF001
+                    and torch.Tag.nondeterministic_seeded in node.target.tags
+                    and _draws(node)
                 ):
                     found.add(str(node.target))
-    # Dropout in eval mode is exported as an operator that could draw, and does not.
-    return sorted(name for name in found if "dropout" not in name and "scaled_dot_product" not in name)
+    return sorted(found)
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Say whether an operator that can draw random numbers does so: dropout in eval mode is exported, too."""
+    target: Any = node.target
+    if "dropout" not in str(target) and "scaled_dot_product" not in str(target):
+        return True
+    given = dict(zip((argument.name for argument in target._schema.arguments), node.args, strict=False))  # noqa: SLF001
+    given = {argument.name: argument.default_value for argument in target._schema.arguments} | given | node.kwargs  # noqa: SLF001
+    trains = given.get("train", given.get("training", True))
+    chance = given.get("p", given.get("dropout_p", 1.0))
+    return trains is not False and chance != 0
 
 
 def _uninitialised(program: torch.export.ExportedProgram) -> list[str]:
@@ -167,23 +185,85 @@ class _Check:
             self._compare_once(args, kwargs)
 
     def _compare_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        import torch
-
         want_args, want_kwargs = copy.deepcopy((args, kwargs))
         again = copy.deepcopy((args, kwargs))
         got_args, got_kwargs = copy.deepcopy((args, kwargs))
-        with _seeded(self.entry.seed):
-            want = self.eager(*want_args, **want_kwargs)
+        on = self._describe(args, kwargs)
+        try:
+            with _seeded(self.entry.seed):
+                want = self.eager(*want_args, **want_kwargs)
+        except Exception as error:
+            raise ModelError(
+                self.entry.name,
+                "verify",
+                f"eager rejects the sampled input: {_said(error)}, on {on}",
+                hint="bound its values with `high`, its sizes with `dims`, or give `inputs` as a function that returns "
+                "inputs which forward() takes at all sizes",
+            ) from error
         if not self.signature.state:
             with _seeded(self.entry.seed):
                 self._demand_repeatable(want, self.eager(*again[0], **again[1]))
         with _seeded(self.entry.seed):
             got = self.compiled(*_values(self.signature, self.source.module.forward, got_args, got_kwargs))
         self.calls += 1
-        on = self._describe(want_args, want_kwargs)
         self._demand_equal("output", got, want, on)
         self._demand_equal("input after the call:", (got_args, got_kwargs), (want_args, want_kwargs), on)
-        del torch
+
+    def compare_special_values(self) -> None:
+        """Compare on the example with single values replaced by what is hard to compute with, and which of both raise.
+
+        Integers get the ends of what the example has, and those next to them, which may be out of range; floating
+        point gets zero, infinities, NaN, a denormal and a huge number. A model with state is left out: what it keeps
+        after half a call is its own affair.
+        """
+        if self.signature.state:
+            return
+        special = _special_values(self.leaves, self._declared_bounds())
+        for places, value, exact in itertools.islice(special, _MOST_SPECIAL):
+            leaves = list(self.leaves)
+            for place in places:
+                leaves[place] = _with_value(leaves[place], value)
+            self._compare_special(leaves, places, value, exact=exact)
+
+    def _declared_bounds(self) -> dict[int, int]:
+        """Return the `high` that the settings have for inputs, by their places among the leaves."""
+        declared = {} if isinstance(self.entry.inputs, str) else dict(self.entry.inputs or {})
+        tensors = [place for place, leaf in enumerate(self.leaves) if _is_tensor(leaf)]
+        return {
+            place: declared[spec.path].high
+            for place, spec in zip(tensors, self._inputs_in_order(), strict=True)
+            if spec.path in declared
+        }
+
+    def _compare_special(self, leaves: list[Any], places: Sequence[int], value: float, *, exact: bool) -> None:
+        from torch.utils import _pytree
+
+        args, kwargs = _pytree.tree_unflatten(leaves, self.spec)
+        tensors = [place for place, leaf in enumerate(self.leaves) if _is_tensor(leaf)]
+        names = [spec.path for spec in self._inputs_in_order()]
+        on = f"{', '.join(names[tensors.index(place)] for place in places)} with {value} in it"
+        report_stage(f"verify: {on}")  # should the process end here, the build says what ended it
+        want, want_error = self._answer(self.eager, *copy.deepcopy((args, kwargs)))
+        call_args, call_kwargs = copy.deepcopy((args, kwargs))
+        values = _values(self.signature, self.source.module.forward, call_args, call_kwargs)
+        got, got_error = self._answer(self.compiled, values, {})
+        self.calls += 1
+        if want_error is None and got_error is None:
+            if exact:
+                self._demand_equal("output", got, want, on)
+        elif want_error is None or got_error is None:
+            said = [
+                f"{who} {'answers' if error is None else 'raises ' + _said(error)}"
+                for who, error in (("eager", want_error), ("the compiled model", got_error))
+            ]
+            self._fail(f"{', '.join(said)}, on {on}")
+
+    def _answer(self, call: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Exception | None]:
+        try:
+            with _seeded(self.entry.seed):
+                return call(*args, **kwargs), None
+        except Exception as error:  # noqa: BLE001 - that is what is compared
+            return None, error
 
     def _inputs(self, sizes: Mapping[str, int] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         import torch
@@ -280,7 +360,7 @@ class _Check:
         got, want = got.to(wide), want.to(wide)
         error = (got - want).abs()
         same = (got == want) | (got.isnan() & want.isnan())  # infinities and NaN have no difference
-        wrong = ~same & ~(error <= atol + rtol * want.abs())
+        wrong = ~same & ~((error <= atol + rtol * want.abs()) & error.isfinite())  # infinity allows for all else
         finite = error[~same & error.isfinite()]
         largest = float(finite.max()) if finite.numel() else 0.0
         self.max_error = max(self.max_error or 0.0, largest)
@@ -314,6 +394,56 @@ class _Check:
         tensors = [leaf for leaf in _pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         named = [f"{spec.path}: {_kind(tensor)}" for spec, tensor in zip(self._inputs_in_order(), tensors, strict=True)]
         return ", ".join(named) or "no inputs"
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _special_values(leaves: Sequence[Any], bounds: Mapping[int, int]) -> Iterator[tuple[list[int], float, bool]]:
+    """Yield (places in `leaves` that get a value, the value, whether the results must be equal).
+
+    `bounds` has exclusive upper bounds of integers, by place; where it has none, the example's largest value is one.
+    Huge numbers overflow earlier or later with the order of operations; there, only who raises is compared.
+    """
+    import torch
+
+    floating: dict[torch.dtype, list[int]] = {}
+    for place, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor) or leaf.numel() == 0 or leaf.dtype is torch.bool or leaf.is_complex():
+            continue
+        if leaf.is_floating_point():
+            floating.setdefault(leaf.dtype, []).append(place)
+            continue
+        high, possible = bounds.get(place, int(leaf.max()) + 1), torch.iinfo(leaf.dtype)
+        for value in dict.fromkeys((0, high - 1, high, -1)):
+            if possible.min <= value <= possible.max:
+                yield [place], value, True
+    for dtype, places in floating.items():
+        numbers = torch.finfo(dtype)
+        for number, exact in (
+            (0.0, True),
+            (torch.inf, True),
+            (-torch.inf, True),
+            (torch.nan, True),
+            (numbers.smallest_normal / 4, True),
+            (numbers.max, False),
+        ):
+            yield places, number, exact
+
+
+def _with_value(tensor: torch.Tensor, value: float) -> torch.Tensor:
+    """Return a copy whose first and last elements are `value`: loops treat what is left at their ends in other code."""
+    changed = tensor.detach().clone()
+    for index in (0, -1):
+        changed[tuple(index for _ in range(changed.ndim))] = value
+    return changed
 
 
 def _kind(value: Any) -> str:

@@ -57,7 +57,7 @@ def batch(low, high):
 
 def test_a_right_model_passes_and_the_record_has_no_measured_number(monkeypatch):
     verification, _ = checked(monkeypatch, Double(), (torch.randn(8, 3),), batch(1, 64))
-    assert verification.record == {"enabled": True, "calls": 10, "rtol": None, "atol": None}
+    assert verification.record == {"enabled": True, "calls": 16, "rtol": None, "atol": None}
     assert verification.max_error == 0.0
 
 
@@ -203,7 +203,7 @@ def test_a_compiled_model_that_raises_is_at_fault(monkeypatch):
     def explode(_):
         raise RuntimeError("boom")
 
-    with pytest.raises(ModelError, match="the compiled model raises RuntimeError: boom"):
+    with pytest.raises(ModelError, match="the compiled model raises RuntimeError: model: boom"):
         checked(monkeypatch, Double(), (torch.ones(4),), spoil=explode)
 
 
@@ -211,4 +211,46 @@ def test_example_values_bound_the_data_that_is_tried(monkeypatch):
     """Indices drawn at random would be out of range in eager, and memory errors in compiled code."""
     table = nn.Embedding(10, 4)
     verification, _ = checked(monkeypatch, table, (torch.arange(8) % 3,), batch(1, 64))
-    assert verification.record["calls"] == 10
+    assert verification.record["calls"] == 14  # 0, 2, 3 and -1 after the sizes
+
+
+def test_an_input_that_only_eager_rejects_is_not_the_compiled_models_fault(monkeypatch):
+    """deepmodeling/deepmd-kit#5604: indices of the example are out of range for fewer rows."""
+
+    class Rows(nn.Module):
+        def forward(self, x, index):
+            return x[index]
+
+    shapes = ({0: torch.export.Dim("rows", min=1, max=64)}, None)
+    with pytest.raises(ModelError, match=r"eager rejects the sampled input: IndexError: .*x: float32"):
+        checked(monkeypatch, Rows(), (torch.randn(8, 3), torch.tensor([0, 7])), shapes)
+
+
+@pytest.mark.parametrize(
+    ("example", "replaces", "text"),
+    [
+        (torch.ones(4), torch.nan, "on x with nan in it"),
+        (torch.ones(4), torch.inf, "on x with inf in it"),
+        (torch.ones(4), 0.0, "on x with 0.0 in it"),
+    ],
+)
+def test_a_difference_at_special_values_only_is_found(monkeypatch, example, replaces, text):
+    def spoil(results):
+        special = results[0].isclose(torch.tensor(2 * replaces), equal_nan=True)
+        return [torch.where(special, 7.0, results[0])]
+
+    with pytest.raises(ModelError, match=text):
+        checked(monkeypatch, Double(), (example,), spoil=spoil)
+
+
+def test_a_compiled_model_that_answers_what_eager_rejects_fails(monkeypatch):
+    class Rows(nn.Module):
+        def forward(self, x):
+            if not torch.compiler.is_exporting() and int(x.min()) < 0:
+                raise IndexError("below zero")
+            return x * 2
+
+    with pytest.raises(
+        ModelError, match="eager raises IndexError: below zero, the compiled model answers, on x with -1"
+    ):
+        checked(monkeypatch, Rows(), (torch.arange(4),))

@@ -59,7 +59,8 @@ def caller(
     `run` takes the input tensors as a list and returns the compiled results, one for each leaf of the output.
     `device_index` is the GPU that inputs for a GPU must be on; -1 admits any, as long as they are on the same.
     The function raises TypeError for a wrong type or container, or where PyTorch traces or transforms what is called,
-    and ValueError for a wrong value, naming the argument.
+    and ValueError for a wrong value, naming the argument; and what eager raises for values in tensors that cannot be
+    computed with, naming the model.
     """
     import torch
     from torch.autograd import forward_ad
@@ -109,7 +110,10 @@ def caller(
                 for fits in kinds:
                     if fits(x) and x.is_contiguous() and x.data_ptr():
                         follow_threads()
-                        return run([x])[result]
+                        try:
+                            return run([x])[result]
+                        except RuntimeError as error:
+                            raise _as_eager(name, error) from None
             return full([x])
 
         return opaque(name, quickest_call)
@@ -129,10 +133,12 @@ def caller(
             for fits in kinds:
                 if fits(*flat) and all([x.is_contiguous() and x.data_ptr() for x in flat]):  # noqa: C419  (a list is faster)
                     follow_threads()
-                    if plain:
-                        return run(flat)[result]
                     given = flat.copy() if returns_inputs else ()  # `run` empties its list
-                    return rebuild(run(flat), given)
+                    try:
+                        results = run(flat)
+                    except RuntimeError as error:
+                        raise _as_eager(name, error) from None
+                    return results[result] if plain else rebuild(results, given)
         return full(flat)
 
     return opaque(name, quick_call)
@@ -205,7 +211,10 @@ def _full_call(
         _check_memory(name, leaves, given)
         laid_out = [_lay_out(leaf, value) for leaf, value in zip(leaves, given, strict=True)]
         torch.get_num_threads()  # as in `caller`
-        results = run(laid_out.copy())
+        try:
+            results = run(laid_out.copy())
+        except RuntimeError as error:
+            raise _as_eager(name, error) from None
         for leaf, value, used in zip(leaves, given, laid_out, strict=True):
             if leaf.changed and used.data_ptr() != value.data_ptr():
                 value.copy_(used)
@@ -262,6 +271,21 @@ def apart() -> Iterator[bool]:
         return
     with torch._C._DisableAutocast(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
         yield True
+
+
+def _as_eager(name: str, error: RuntimeError) -> Exception:
+    """Return what eager would raise where compiled code stops: an index out of range, a division by zero.
+
+    Its text begins with the type, where that is not RuntimeError.
+    """
+    if type(error) is not RuntimeError:  # not from compiled code
+        return error
+    text = str(error).partition("\n")[0]
+    kind: type[Exception] = RuntimeError
+    for other in (IndexError, RuntimeError):
+        if text.startswith(f"{other.__name__}: "):
+            text, kind = text.removeprefix(f"{other.__name__}: "), other
+    return kind(f"{name}: {text}")
 
 
 # --- Arguments ---

@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import json
 import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from hatch_aoti.compiler.checks import value_checks
 from hatch_aoti.compiler.headers import PrecompiledHeaders
 from hatch_aoti.compiler.names import operator_names
+from hatch_aoti.compiler.operators import keep_semantics
 from hatch_aoti.compiler.script import COMMANDS, compiler_script
 from hatch_aoti.compiler.threads import thread_policy
 from hatch_aoti.errors import MAKE_ROOM, CompileError, did_you_mean, full_disk
@@ -25,7 +28,7 @@ from hatch_aoti.signature import make_serialisable, plain_containers
 from hatch_aoti.target import TORCH_PICKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
@@ -149,8 +152,14 @@ def compile_program(
         torch.manual_seed(seed)
         args, kwargs = plain_containers(copy.deepcopy(program.example_inputs))
         # One thread, as folded constants must not depend on how many summed them up.
-        with torch.no_grad(), one_thread(), _writing_to(directory), _steer(target, cache):
+        with (
+            torch.no_grad(),
+            one_thread(),
+            _writing_to(directory),
+            _steer(target, cache, program.graph_signature.user_inputs),
+        ):
             module = make_serialisable(program.module(check_guards=False))
+            keep_semantics(module)
             if inline_products:
                 inline_small_products(module)
             files = torch._inductor.aot_compile(module, args, kwargs, options=merged)  # noqa: SLF001
@@ -218,7 +227,7 @@ def _needed(files: list[Path], sources: Path | None) -> dict[str, Path | bytes]:
 
 
 @contextlib.contextmanager
-def _steer(target: Target, cache: Cache) -> Iterator[None]:
+def _steer(target: Target, cache: Cache, inputs: Sequence[Any]) -> Iterator[None]:
     """Make torch compile for `target` rather than for this machine, and share precompiled headers."""
     import torch
     from torch._inductor import codecache, cpp_builder, cpu_vec_isa
@@ -229,6 +238,7 @@ def _steer(target: Target, cache: Cache) -> Iterator[None]:
         (cpp_builder, "SUBPROCESS_DECODE_ARGS", ("utf-8", "replace")),
         *thread_policy(),
         *operator_names(),
+        *value_checks([str(name) for name in inputs]),
     ]
     if target.vec_isa != TORCH_PICKS:
         isas = [_forced_isa(target.vec_isa)] if target.vec_isa else []
@@ -237,7 +247,7 @@ def _steer(target: Target, cache: Cache) -> Iterator[None]:
         replaced.append((torch.cpu, "get_capabilities", lambda: capabilities))
     with contextlib.ExitStack() as undo:
         for module, name, replacement in replaced:
-            undo.callback(setattr, module, name, getattr(module, name))
+            undo.callback(setattr, module, name, inspect.getattr_static(module, name))
             setattr(module, name, replacement)
         yield
 
