@@ -48,8 +48,9 @@ _INTERNAL = re.compile(
 def combinations(kinds: dict[str, Any], *, everything: bool) -> Iterator[tuple[str, str, int, str]]:
     """Yield (id, kind, place, call): each change at each place that it applies to, and each state.
 
-    Without `everything` a change that has nothing to do with the kind's values is tried on every third kind only, by a
-    checksum of its id, so that the choice does not move when the table grows. Values and states are always tried.
+    Without `everything` a change that has nothing to do with the kind's values is tried on every sixth kind, and a
+    state on every fifth, by a checksum of its id, so that the choice does not move when the table grows. What has to do
+    with a kind's values is always tried.
     """
     for name, kind in kinds.items():
         leaves = pytree.tree_leaves(kind.inputs())
@@ -59,11 +60,11 @@ def combinations(kinds: dict[str, Any], *, everything: bool) -> Iterator[tuple[s
                 if change.make(kind, place, leaf.clone()) is NotImplemented:
                     continue
                 values = call.startswith(("index_", "offsets_", "divisor_", "dividend_")) or call == "as_is"
-                if everything or values or zlib.crc32(key.encode()) % 4 == 0:
+                if everything or values or zlib.crc32(key.encode()) % 6 == 0:
                     yield key, name, place, call
         for call in table.STATES:
             key = f"{name}-{call}"
-            if everything or zlib.crc32(key.encode()) % 3 == 0:
+            if everything or zlib.crc32(key.encode()) % 5 == 0:
                 yield key, name, -1, call
 
 

@@ -445,7 +445,7 @@ def quietly(make: Callable[[Tensor], Any]) -> Callable[[Kind, int, Tensor], Any]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return make(x)
-        except (RuntimeError, TypeError, ValueError):  # no such tensor of this dtype or rank
+        except (RuntimeError, TypeError, ValueError, IndexError):  # no such tensor of this dtype or rank
             return NotImplemented
 
     return one
@@ -460,7 +460,6 @@ CHANGES |= {
         "sparse_csr": lambda x: x.to_sparse_csr(),
         "mkldnn": lambda x: x.to_mkldnn(),
         "quantised": lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
-        "named": lambda x: x.rename(*"abcdefgh"[: x.ndim]),
     }.items()
 }
 
