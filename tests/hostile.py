@@ -19,15 +19,20 @@ from hostile_calls.project import build_wheel, write_project
 
 HERE = Path(__file__).resolve().parent
 SANITIZERS = "address,undefined"
-REPORT = re.compile(r"(==\d+==ERROR: .*|\S+: runtime error: .*)")
+REPORT = re.compile(r"(==\d+==\s*ERROR: .*|AddressSanitizer: CHECK failed.*|\S+: runtime error: .*)")
 
 
 def sanitized():
     """Return the variables for a process that loads objects with sanitizers in them."""
-    asan = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout
+    # libstdc++, since libasan looks for its `__cxa_throw` when it starts, and Python is no C++ program.
+    names = ("libasan.so", "libstdc++.so.6")
+    paths = [
+        subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+        for name in names
+    ]
     # Python and torch leave memory to the end of the process, and torch's own objects throw across each other.
     options = "detect_leaks=0:verify_asan_link_order=1:handle_segv=1:detect_odr_violation=0"
-    return {"LD_PRELOAD": asan.strip(), "ASAN_OPTIONS": options, "UBSAN_OPTIONS": "print_stacktrace=0"}
+    return {"LD_PRELOAD": " ".join(paths), "ASAN_OPTIONS": options, "UBSAN_OPTIONS": "print_stacktrace=0"}
 
 
 def main():
@@ -47,7 +52,7 @@ def main():
             command = [sys.executable, os.fspath(HERE / "zoo_check.py")]
         else:
             write_project(root, tuple(options.kinds))
-            only = ["--only", options.only] if options.only else []
+            only = [f"--only={options.only}"] if options.only else []
             installed = os.fspath(Path(folder, "installed"))
             command = [sys.executable, "-m", "hostile_calls.judge", installed, "--all", *only]
         build_wheel(root, Path(folder, "installed"), **environ)
@@ -63,7 +68,7 @@ def main():
         f"{len(lines)} combinations, {len(faults)} at fault, {len(reports)} reports of sanitizers; {done.returncode=}"
     )
     if options.zoo or done.returncode:
-        print(done.stdout[-3000:], done.stderr[-3000:])
+        print(done.stdout[-3000:], done.stderr[:3000])
     return 1 if faults or reports or done.returncode else 0
 
 

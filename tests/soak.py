@@ -70,11 +70,11 @@ class Work:
         return f"{self.name} answers {answer} to a bad call"
 
 
-def works(folder):
+def works(folder, names):
     sys.path.insert(0, folder)
     kinds = importlib.import_module("hostile_wheel.kinds").KINDS
     models = importlib.import_module("hostile_wheel._models")
-    return [Work(name, kinds[name], getattr(models, name)) for name in _MODELS]
+    return [Work(name, kinds[name], getattr(models, name)) for name in names]
 
 
 def resident():
@@ -91,11 +91,11 @@ def slope(points):
     return 60 * above / (sum((x - mean_x) ** 2 for x, _ in points) or 1.0)
 
 
-def soak(folder, seconds):
+def soak(folder, seconds, names):
     """Run; return the faults that were found, and print figures."""
     place = tempfile.mkdtemp(prefix="soak-")
     os.environ["TMPDIR"] = tempfile.tempdir = place
-    todo, end = works(folder), time.monotonic() + seconds
+    todo, end = works(folder, names), time.monotonic() + seconds
     faults, counts, loads, children = [], [0] * _THREADS, [0] * _THREADS, 0
 
     def thread(number):
@@ -115,7 +115,7 @@ def soak(folder, seconds):
     for each in threads:
         each.start()
     points, next_child = [], started
-    command = [sys.executable, __file__, "--folder", folder, "--child"]
+    command = [sys.executable, __file__, "--folder", folder, "--child", "--models", *names]
     while any(each.is_alive() for each in threads):
         points.append((time.monotonic() - started, resident()))
         if time.monotonic() >= next_child and time.monotonic() < end - 10:
@@ -140,27 +140,30 @@ def soak(folder, seconds):
     return faults
 
 
-def child(folder):
+def child(folder, names):
     chance = random.Random(os.getpid())
-    return [wrong for work in works(folder) for _ in range(50) if (wrong := work.once(chance, work.model))]
+    return [wrong for work in works(folder, names) for _ in range(50) if (wrong := work.once(chance, work.model))]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--models", nargs="+", default=_MODELS, help="kinds with one result")
     parser.add_argument("--folder", help="an installed wheel of hostile_calls/project.py; built if it is not given")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        faults = child(options.folder)
+        faults = child(options.folder, options.models)
     elif options.folder:
-        faults = soak(options.folder, options.seconds)
+        faults = soak(options.folder, options.seconds, options.models)
     else:
         from hostile_calls.project import build_wheel, write_project
 
         with tempfile.TemporaryDirectory() as scratch:
-            installed = build_wheel(write_project(Path(scratch, "project"), _MODELS), Path(scratch, "installed"))
-            faults = soak(os.fspath(installed), options.seconds)
+            installed = build_wheel(
+                write_project(Path(scratch, "project"), tuple(options.models)), Path(scratch, "installed")
+            )
+            faults = soak(os.fspath(installed), options.seconds, options.models)
     for fault in faults:
         print(f"FAULT: {fault}")
     return 1 if faults else 0

@@ -60,6 +60,6 @@ def test_every_target_of_a_wheel_stands_the_same_calls(
     shared: Path, environ: dict[str, str], options: tuple[str, ...]
 ) -> None:
     installed = built(shared, environ, "hostile-layered", LAYERED, ("x86-64-v2", "x86-64-v4"))
-    verdicts = judged(installed, "--only", "-(index_|as_is|autocast|empty|thread|no_storage|transposed)", *options)
+    verdicts = judged(installed, "--only=-(index_|as_is|autocast|empty|thread|no_storage|transposed)", *options)
     assert len(verdicts) >= 20
     assert {key: detail for key, detail in faults(verdicts).items() if key not in KNOWN} == {}
