@@ -36,6 +36,8 @@ __all__ = [
     "Member",
     "ModelFiles",
     "Package",
+    "archive_id",
+    "check_identity",
     "extract_objects",
     "join_packages",
     "read_package",
@@ -121,9 +123,34 @@ def _write_members(file: IO[bytes], stem: str, members: Mapping[str, Content]) -
         for name, content in [*members.items(), *sorted(_BOOKKEEPING.items())]:
             digest.update(f"{len(name)}:{name}".encode())
             digest.update(_write_member(archive, f"{stem}/{name}", content))
-        # torch makes it 20 digits for the names and 20 for the contents; nothing reads them but people and caches.
-        serialization_id = f"{int.from_bytes(digest.digest()) % 10**40:040d}"
-        _write_member(archive, f"{stem}/{_SERIALIZATION_ID}", serialization_id.encode())
+        _write_member(archive, f"{stem}/{_SERIALIZATION_ID}", _serialization_id(digest.digest()))
+
+
+def _serialization_id(digest: bytes) -> bytes:
+    # torch makes it 20 digits for the names and 20 for the contents; nothing reads them but people and caches.
+    return f"{int.from_bytes(digest) % 10**40:040d}".encode()
+
+
+def check_identity(path: Path) -> None:
+    """Check that the archive at `path` has the id that `write_package` gives to its contents, which are read for it.
+
+    Raises `AotiError` where it has not, for members that `write_package` does not write, and as `read_package` does.
+    """
+    package = read_package(path)
+    members = {f"{_MODELS}{model}/{name}" for model, files in package.models.items() for name in files}
+    found, digest = b"", hashlib.sha256()
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        if {*package.other} == {*_BOOKKEEPING, _SERIALIZATION_ID}:
+            for name in [*sorted(members), *sorted(_BOOKKEEPING)]:
+                content = hashlib.sha256()
+                with archive.open(f"{package.stem}/{name}") as member:
+                    while chunk := member.read(_CHUNK):
+                        content.update(chunk)
+                digest.update(f"{len(name)}:{name}".encode() + content.digest())
+            with archive.open(f"{package.stem}/{_SERIALIZATION_ID}") as member:
+                found = member.read(41)
+    if found != _serialization_id(digest.digest()):
+        raise AotiError("it is not as hatch-aoti writes archives, or its id is not that of its contents.")
 
 
 def _write_member(archive: zipfile.ZipFile, name: str, content: Content) -> bytes:
@@ -217,6 +244,13 @@ def read_package(path: Path) -> Package:
         models.setdefault(model, {})[file] = sizes.pop(name)
     frozen = {model: MappingProxyType(files) for model, files in models.items()}
     return Package(path, stem, MappingProxyType(frozen), MappingProxyType(sizes))
+
+
+def archive_id(path: Path) -> str:
+    """Return the id that `write_package` gave the archive at `path`: a hash of its contents, 40 digits."""
+    package = read_package(path)
+    with _reading(path), zipfile.ZipFile(path) as archive:
+        return archive.read(f"{package.stem}/{_SERIALIZATION_ID}").decode()
 
 
 def extract_objects(path: Path) -> dict[str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -126,6 +127,11 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def _include(self, build_data: dict[str, Any], layout: Layout, bundle: Bundle, cache: Any) -> None:
         """Map the bundle's files into the wheel. Generated texts get a place in the cache, as they need one."""
+        from importlib.metadata import version
+
+        from hatch_aoti.bundle import MANIFEST
+        from hatch_aoti.sbom import SBOM, render_sbom
+
         self._leave_out_generated(layout, also=bundle.names)
         texts = cache.keep_texts(bundle.texts)
         for name in bundle.names:
@@ -134,6 +140,14 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if bundle.metadata:
             metadata = cache.keep_texts(bundle.metadata)
             build_data["extra_metadata"] |= {os.fspath(metadata / name): name for name in bundle.metadata}
+        if MANIFEST in bundle.texts:
+            sbom = render_sbom(
+                json.loads(bundle.texts[MANIFEST]),
+                name=self.metadata.name,
+                version=self.metadata.version,
+                hatchling=version("hatchling"),
+            )
+            build_data["sbom_files"].append(os.fspath(cache.keep_texts({SBOM: sbom}) / SBOM))
 
 
 def _add_files(build_data: dict[str, Any], settings: Settings, root: Path) -> None:

@@ -6,6 +6,7 @@ A `Bundle` here is all of that; the setting `bundle`, one `.pt2` for several mod
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import platform
 import sys
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_aoti import __version__
 from hatch_aoti.accessor import AccessorModel, Gpu, Variant, render
+from hatch_aoti.archive import archive_id
 from hatch_aoti.cache import file_digest
 from hatch_aoti.cmake import render_cmake
+from hatch_aoti.constants import header_digest
 from hatch_aoti.model_files import CONSTANTS, constants_of, locate_models, merged_constants
 from hatch_aoti.signature import Signature
 
@@ -65,14 +68,18 @@ def make_bundle(
     tag: TagChoice,
     cache: Cache,
     debug: Mapping[str, str],
+    environment: Mapping[str, str],
 ) -> Bundle:
     """Put together what the wheel gets for `results` (sorted by name), compiled for `targets` (best first).
 
     `debug` has the environment variables that made this a debug build; none in a release build.
+    `environment` has those that changed settings.
     """
     constants = merged_constants(results, cache)
     locations = locate_models(results, entries, targets, cache)
-    digests = {path: file_digest(path) for path in {location.path for location in locations.values()}}
+    paths = {location.path for location in locations.values()}
+    digests = {path: file_digest(path) for path in paths}
+    ids = {path: archive_id(path) for path in paths}
     by_name = {target.name: target for target in targets}
     models = [
         AccessorModel(
@@ -85,6 +92,7 @@ def make_bundle(
                     features=by_name[artifact.target].features,
                     description=by_name[artifact.target].description,
                     entry=locations[result.name, artifact.target].entry,
+                    id=ids[locations[result.name, artifact.target].path],
                 )
                 for artifact in result.artifacts
             ),
@@ -93,7 +101,8 @@ def make_bundle(
             gpu=None if result.gpu is None else Gpu(result.gpu["cuda"], tuple(result.gpu["architectures"])),
             num_runners=entries[result.name].num_runners,
             operators=result.operators,
-            constants=CONSTANTS if constants_of(result) is not None else "",
+            constants="" if constants is None or constants_of(result) is None else CONSTANTS,
+            constants_id="" if constants is None or constants_of(result) is None else header_digest(constants),
         )
         for result in results
     ]
@@ -115,6 +124,8 @@ def make_bundle(
         "package": package,
         "platform_tag": tag.tag,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "environment": dict(environment),
+        "files": {name: _digest_of_text(text) for name, text in {ACCESSOR: accessor, **cpp}.items()},
         "models": {result.name: _describe(result, entries[result.name], locations, digests) for result in results},
     }
     if debug:
@@ -132,6 +143,11 @@ def make_bundle(
         artifacts,
         _metadata(results),
     )
+
+
+def _digest_of_text(text: str) -> dict[str, Any]:
+    data = text.encode()
+    return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
 
 
 def _metadata(results: Sequence[ModelResult]) -> dict[str, str]:
@@ -176,6 +192,7 @@ def _describe(
         "gpu": result.gpu,
         "signature": result.signature,
         "operators": list(result.operators),
+        "sources": dict(result.sources),
         "artifacts": artifacts,
     }
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["ALIGNMENT", "merge_constants", "write_constants"]
+__all__ = ["ALIGNMENT", "header_digest", "merge_constants", "write_constants"]
 
 ALIGNMENT = 64
 
@@ -103,6 +103,12 @@ def merge_constants(path: Path, files: Iterable[Path]) -> None:
                     out.write(block)
                     left -= len(block)
         out.truncate(merged.end)
+
+
+def header_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's header, which names every tensor by a hash of its content."""
+    with path.open("rb") as file:
+        return hashlib.sha256(file.read(int.from_bytes(file.read(8), "little"))).hexdigest()
 
 
 class _Header:

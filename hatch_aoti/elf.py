@@ -20,9 +20,9 @@ from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
-__all__ = ["NeededVersion", "ObjectNeeds", "read_object"]
+__all__ = ["NeededVersion", "ObjectNeeds", "check_tables", "read_object"]
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -56,11 +56,12 @@ class ObjectNeeds:
     min_macos: tuple[int, int] | None = None
 
 
-def read_object(source: bytes | Path, *, name: str = "") -> ObjectNeeds:
+def read_object(source: bytes | Path, *, name: str = "", symbols: bool = True) -> ObjectNeeds:
     """Read the needs of a 64-bit little-endian shared object, ELF or Mach-O, given as bytes or as a file.
 
-    `name` is what errors call it; by default the path. Raises `AotiError` for a file that cannot be read, that is
-    damaged or cut off, or that is something else.
+    `name` is what errors call it; by default the path. Without `symbols`, those of the versions are left out: an object
+    can be made such that looking for their names takes hours. Raises `AotiError` for a file that cannot be read, that
+    is damaged or cut off, or that is something else.
     """
     name = name or (str(source) if isinstance(source, Path) else "the shared object")
     try:
@@ -68,7 +69,7 @@ def read_object(source: bytes | Path, *, name: str = "") -> ObjectNeeds:
             magic = stream.read(4)
             stream.seek(0)
             if magic == b"\x7fELF":
-                return _read_elf(stream, name)
+                return _read_elf(stream, name, symbols=symbols)
             if magic == _MACHO_MAGIC:
                 return _read_macho(stream.read(), name)
     except AotiError:
@@ -87,24 +88,56 @@ def _open(source: bytes | Path) -> contextlib.AbstractContextManager[IO[bytes]]:
 _ELF_MACHINES: Final = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}
 
 
-def _read_elf(stream: IO[bytes], name: str) -> ObjectNeeds:
+# glibc's own limit of what a path may have, and so of what a library's name can be; in all, of one object.
+_LONGEST_NAME, _LONGEST_NAMES = 4096, 1 << 20
+
+
+def _read_elf(stream: IO[bytes], name: str, *, symbols: bool) -> ObjectNeeds:
     elf = ELFFile(stream)
+    check_tables(elf, stream.seek(0, io.SEEK_END))
     kind = elf["e_type"]
     if kind != "ET_DYN" or elf.elfclass != 64 or not elf.little_endian:
         raise AotiError(f"{name} is not a 64-bit little-endian shared object, but {kind}, {elf.elfclass} bits.")
     dynamic = next((section for section in elf.iter_sections() if isinstance(section, DynamicSection)), None)
     if dynamic is None:
         raise AotiError(f"{name} has no dynamic section, so it cannot be loaded: it is cut off or badly stripped.")
-    tags: list[tuple[str, Any]] = [(tag.entry.d_tag, tag) for tag in dynamic.iter_tags()]
+    tags: list[tuple[str, Any]] = [(tag.entry.d_tag, tag) for tag in _bounded(dynamic.iter_tags())]
     machine = _ELF_MACHINES.get(elf["e_machine"], str(elf["e_machine"]))
     return ObjectNeeds(
         machine=machine,
         needed=tuple(tag.needed for kind, tag in tags if kind == "DT_NEEDED"),
-        versions=_needed_versions(elf),
+        versions=_needed_versions(elf, symbols=symbols),
         executable_stack=_executable_stack(elf, machine),
         runpath=next((getattr(tag, kind[3:].lower()) for kind, tag in tags if kind in {"DT_RUNPATH", "DT_RPATH"}), ""),
         stripped=elf.get_section_by_name(".symtab") is None,
     )
+
+
+def check_tables(elf: ELFFile, size: int) -> None:
+    """Raise `ValueError` for tables that cannot be in a file of `size` bytes.
+
+    With entries that have no size themselves, there could be 2**64 of them.
+    """
+    for count, entry, expected in (
+        (elf.num_sections(), elf["e_shentsize"], 64),  # sizes of Elf64_Shdr and Elf64_Phdr, elf.h
+        (elf.num_segments(), elf["e_phentsize"], 56),
+    ):
+        if count and (entry != expected or count * entry > size):
+            raise ValueError("its tables are larger than the file")
+
+
+def _bounded(tags: Iterable[Any]) -> Iterator[Any]:
+    """Yield the entries of the dynamic section as long as their names do not add up to more than any object has.
+
+    Every entry may name the whole table of strings, so a small file could take all memory there is.
+    """
+    left = _LONGEST_NAMES
+    for tag in tags:
+        length = len(getattr(tag, "needed", "") or "")
+        left -= length
+        if left < 0 or length > _LONGEST_NAME:
+            raise ValueError("the names of the libraries do not end")
+        yield tag
 
 
 def _executable_stack(elf: ELFFile, machine: str) -> bool:
@@ -118,21 +151,21 @@ def _executable_stack(elf: ELFFile, machine: str) -> bool:
     return machine == "x86_64"
 
 
-def _needed_versions(elf: ELFFile) -> tuple[NeededVersion, ...]:
+def _needed_versions(elf: ELFFile, *, symbols: bool) -> tuple[NeededVersion, ...]:
     needs = _section(elf, GNUVerNeedSection)
     if needs is None:
         return ()
     by_index = dict(_version_entries(needs))
-    symbols: dict[int, list[str]] = {index: [] for index in by_index}
-    versym = _section(elf, GNUVerSymSection)
+    users: dict[int, list[str]] = {index: [] for index in by_index}
+    versym = _section(elf, GNUVerSymSection) if symbols else None
     if versym is not None:
         for symbol in versym.iter_symbols():
             index = symbol.entry["ndx"]
-            if index in symbols:
-                symbols[index].append(symbol.name)
+            if index in users:
+                users[index].append(symbol.name)
     return tuple(
         sorted(
-            NeededVersion(library, version, tuple(sorted(symbols[index])))
+            NeededVersion(library, version, tuple(sorted(users[index])))
             for index, (library, version) in by_index.items()
         )
     )
@@ -140,11 +173,11 @@ def _needed_versions(elf: ELFFile) -> tuple[NeededVersion, ...]:
 
 def _version_entries(needs: Any) -> Iterator[tuple[int, tuple[str, str]]]:
     # Each record takes 16 bytes, so a damaged count cannot make this run longer than the section is.
-    left = needs["sh_size"] // 16
+    left = min(needs["sh_size"], needs.stream.seek(0, io.SEEK_END)) // 16
     for library, auxiliaries in needs.iter_versions():
         for auxiliary in auxiliaries:
             left -= 1
-            if left < 0:
+            if left < 0 or len(library.name) + len(auxiliary.name) > _LONGEST_NAME:
                 raise ValueError("the table of needed versions does not end")
             yield auxiliary["vna_other"], (library.name, auxiliary.name)
 

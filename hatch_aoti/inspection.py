@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import AotiError
+from hatch_aoti.untrusted import LARGEST_TEXT, check_regular, is_safe_name, open_wheel, parse_json, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hatch_aoti.elf import ObjectNeeds
 
-__all__ = ["ArtifactReport", "FileReport", "GpuReport", "ModelReport", "ObjectReport", "Report", "inspect_path"]
+__all__ = [
+    "ArtifactReport",
+    "FileReport",
+    "GpuReport",
+    "ModelReport",
+    "ObjectReport",
+    "Report",
+    "described_files",
+    "inspect_path",
+    "inspect_wheel",
+]
 
 _MANIFEST = "_models.json"
 _SCHEMA = 1
@@ -121,47 +130,44 @@ def inspect_path(path: Path) -> Report:
     if path.name == _MANIFEST:
         return _folder(path.parent)
     if path.suffix == ".whl":
-        return _wheel(path)
+        return inspect_wheel(path)
     if path.suffix == ".pt2":
         return Report(str(path), None, None, None, (), (_file(path, path.name, None),))
-    raise AotiError(f"{path} is neither a wheel (.whl) nor a .pt2, a {_MANIFEST}, or a folder with one.")
+    raise AotiError(f"{printable(path)} is neither a wheel (.whl) nor a .pt2, a {_MANIFEST}, or a folder with one.")
 
 
 def _folder(folder: Path) -> Report:
     manifest = folder / _MANIFEST
+    check_regular(manifest)
     try:
-        data = manifest.read_bytes()
+        with manifest.open("rb") as file:
+            data = file.read(LARGEST_TEXT + 1)
     except OSError as error:
         raise AotiError(
-            f"cannot read {manifest}: {error.strerror}. Name the folder of a package that hatch-aoti put models into."
+            f"cannot read {printable(manifest)}: {error.strerror}. Name the folder of a package that hatch-aoti put "
+            "models into."
         ) from error
     return _report(str(folder), data, lambda name, digest: _file(folder / name, name, digest))
 
 
-def _wheel(path: Path) -> Report:
-    try:
-        with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory(prefix="hatch-aoti-") as scratch:
-            manifests = [name for name in archive.namelist() if name.rpartition("/")[2] == _MANIFEST]
-            if len(manifests) != 1:
-                count = len(manifests) or "no"
-                raise AotiError(f"{path} has {count} {_MANIFEST}, so it is no wheel that hatch-aoti put models into.")
-            inside = manifests[0].removesuffix(_MANIFEST)
-            members = set(archive.namelist())
+def inspect_wheel(path: Path) -> Report:
+    """Read a wheel, as `inspect_path` does."""
+    with open_wheel(path) as wheel, tempfile.TemporaryDirectory(prefix="hatch-aoti-") as scratch:
+        manifest = wheel.the(rf"(.*/)?{re.escape(_MANIFEST)}", _MANIFEST)
+        if wheel.problems:
+            raise AotiError(f"{printable(path)} is not a sound wheel: {wheel.problems[0]}.")
+        inside = manifest.removesuffix(_MANIFEST)
 
-            def read(name: str, digest: str | None) -> FileReport:
-                unpacked = Path(scratch) / name
-                if inside + name in members:
-                    with archive.open(inside + name) as source, unpacked.open("wb") as target:
-                        shutil.copyfileobj(source, target)
-                report = _file(unpacked, name, digest)
-                unpacked.unlink(missing_ok=True)
-                return report
+        def read(name: str, digest: str | None) -> FileReport:
+            unpacked = Path(scratch) / name.rpartition("/")[2]
+            if inside + name in wheel.members:
+                with wheel.open(inside + name) as source, unpacked.open("wb") as target:
+                    shutil.copyfileobj(source, target)
+            report = _file(unpacked, name, digest)
+            unpacked.unlink(missing_ok=True)
+            return report
 
-            return _report(str(path), archive.read(manifests[0]), read)
-    except OSError as error:
-        raise AotiError(f"cannot read {path}: {error.strerror or error}.") from error
-    except (zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError) as error:
-        raise AotiError(f"{path} is not a zip archive, or it is damaged or cut off: {error}.") from error
+        return _report(str(path), wheel.read(manifest), read)
 
 
 def _report(source: str, manifest: bytes, read: Callable[[str, str | None], FileReport]) -> Report:
@@ -169,17 +175,19 @@ def _report(source: str, manifest: bytes, read: Callable[[str, str | None], File
     from hatch_aoti.accessor.contract import Signature
 
     try:
-        data = json.loads(manifest)
+        if len(manifest) > LARGEST_TEXT:
+            raise ValueError(f"it has more than {LARGEST_TEXT} bytes")
+        data = parse_json(manifest)
         if data["schema"] != _SCHEMA:
             raise AotiError(
-                f"{source}: {_MANIFEST} has format {data['schema']}, and this hatch-aoti reads format {_SCHEMA}: "
-                "use the version that wrote it, or a newer one."
+                f"{printable(source)}: {_MANIFEST} has format {printable(data['schema'])}, and this hatch-aoti reads "
+                f"format {_SCHEMA}: use the version that wrote it, or a newer one."
             )
         models = tuple(
             ModelReport(
                 name,
                 model.get("bundle"),
-                str(Signature.from_json(model["signature"])),
+                str(Signature.from_json(_printable(model["signature"]))),
                 model["device"],
                 _gpu(model.get("gpu")),
                 model["model"] or model.get("exported"),
@@ -193,19 +201,43 @@ def _report(source: str, manifest: bytes, read: Callable[[str, str | None], File
         generator = f"{data['generator']['name']} {data['generator']['version']}"
         package, tag = data["package"], data["platform_tag"]
         debug = {str(name): str(value) for name, value in data.get("debug", {}).items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        reason = f"it has no {error}" if isinstance(error, KeyError) else printable(error)
         raise AotiError(
-            f"{source}: {_MANIFEST} is not a manifest of hatch-aoti, or it is damaged: {reason}."
+            f"{printable(source)}: {_MANIFEST} is not a manifest of hatch-aoti, or it is damaged: {reason}."
         ) from error
     return Report(source, package, tag, generator, models, tuple(read(*item) for item in digests.items()), debug)
 
 
+def described_files(manifest: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
+    """Return the SHA-256 and the size of every file that a manifest describes, by name.
+
+    Raises `ValueError`, `KeyError`, `TypeError` or `AttributeError` for what is no manifest.
+    """
+    items = {str(item["file"]): item for model in manifest["models"].values() for item in model["artifacts"]}
+    items |= manifest["files"]
+    if "constants_file" in manifest:
+        items[manifest["constants_file"]["file"]] = manifest["constants_file"]
+    return {_file_name(name): (str(item["sha256"]), int(item["bytes"])) for name, item in items.items()}
+
+
 def _file_name(name: str) -> str:
     """Return a file name of the manifest, which must not lead anywhere else."""
-    if Path(name).name != name:
+    if not is_safe_name(name):
         raise ValueError(f"{name!r} is no file name")
     return name
+
+
+def _printable(value: Any) -> Any:
+    """Return JSON data whose texts can be shown as they are; what is made of it has lines of its own."""
+    match value:
+        case str():
+            return printable(value)
+        case list():
+            return [_printable(item) for item in value]
+        case dict():
+            return {printable(key): _printable(item) for key, item in value.items()}
+    return value
 
 
 def _gpu(gpu: Mapping[str, Any] | None) -> GpuReport | None:
@@ -231,15 +263,16 @@ def _file(path: Path, name: str, digest: str | None) -> FileReport:
     from hatch_aoti.cache import file_digest
     from hatch_aoti.elf import read_object
 
+    check_regular(path)
     try:
         size = path.stat().st_size
         actual = file_digest(path)
     except FileNotFoundError:
         if digest is None:
-            raise AotiError(f"{path} does not exist.") from None
+            raise AotiError(f"{printable(path)} does not exist.") from None
         return FileReport(name, 0, "missing")
     except OSError as error:
-        raise AotiError(f"cannot read {path}: {error.strerror}.") from error
+        raise AotiError(f"cannot read {printable(path)}: {error.strerror}.") from error
     if digest is not None and actual != digest:
         return FileReport(name, size, "differs")  # whatever it is: not what was built
     objects = extract_objects(path) if path.suffix == ".pt2" else {}
@@ -247,7 +280,10 @@ def _file(path: Path, name: str, digest: str | None) -> FileReport:
         name,
         size,
         "not recorded" if digest is None else "as recorded",
-        tuple(_object(model, read_object(data, name=f"{name} ({model})")) for model, data in objects.items()),
+        tuple(
+            _object(model, read_object(data, name=f"{name} ({model})", symbols=False))
+            for model, data in objects.items()
+        ),
     )
 
 
@@ -255,7 +291,7 @@ def _object(model: str, needs: ObjectNeeds) -> ObjectReport:
     highest: dict[str, tuple[int, ...]] = {}
     for version in needs.versions:
         kind, _, number = version.version.partition("_")
-        if re.fullmatch(r"\d+(\.\d+)*", number):
+        if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9}){0,9}", number):
             highest[kind] = max(highest.get(kind, ()), tuple(map(int, number.split("."))))
     versions = {kind: ".".join(map(str, number)) for kind, number in sorted(highest.items())}
     return ObjectReport(model, needs.machine, needs.needed, versions, needs.executable_stack, needs.stripped)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -113,6 +114,7 @@ class ModelResult:
     trace: dict[str, Any] | None = None  # a `Trace`: what the export read; None if that cannot be told
     unset: tuple[str, ...] = ()  # environment variables that the export looked up, and that were not set
     killed: bool = False  # whether it failed because the system killed a compiler, for want of memory
+    sources: dict[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 of weights and saved program, by name
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ModelResult:
@@ -133,23 +135,11 @@ def preload_for(payloads: Iterable[Mapping[str, Any]]) -> str:
 
 def preload() -> None:
     """Import what every job needs, and nothing of any project's."""
-    from hatch_aoti import (  # noqa: F401
-        archive,
-        cache,
-        compiler,
-        constants,
-        digests,
-        optimize,
-        saved_program,
-        settings,
-        signature,
-        source,
-        target,
-        toolchain,
-        trace,
-        verify,
-    )
+    from hatch_aoti import compiler
+    from hatch_aoti.own_code import modules_of
 
+    for module in modules_of(__name__):
+        importlib.import_module(module)
     compiler.preload()
 
 
@@ -217,7 +207,15 @@ def _run(job: ModelJob, entry: ModelSettings, unset: list[str]) -> ModelResult:
         gpu=_gpu_record(request.gpu, artifacts),
         operators=exported.operators,
         trace=trace,
+        sources=_source_digests(entry, job.root),
     )
+
+
+def _source_digests(entry: ModelSettings, root: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files that the settings `weights` and `exported` name, by those names."""
+    from hatch_aoti.cache import file_digest
+
+    return {file: file_digest(root / file) for file in (entry.weights, entry.exported) if file is not None}
 
 
 def _gpu_record(gpu: Mapping[str, str] | None, artifacts: tuple[Artifact, ...]) -> dict[str, Any] | None:
@@ -265,7 +263,7 @@ def _export(job: ModelJob, entry: ModelSettings, unset: list[str]) -> tuple[_Exp
             source = make(entry, root=job.root, device=job.request.device)
         finally:
             unset += sorted(name for name, value in recorder.variables.items() if value is None)
-    trace = recorder.finish()
+    trace = recorder.finish(_cache(job).keyed_digest)
     try:
         signature = read_signature(
             source.program,

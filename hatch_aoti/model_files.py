@@ -11,11 +11,12 @@ import hashlib
 import json
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from hatch_aoti.archive import ENTRY, join_packages
 from hatch_aoti.cache import file_digest
 from hatch_aoti.constants import merge_constants
+from hatch_aoti.own_code import code_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["CONSTANTS", "Location", "artifact_name", "constants_of", "locate_models", "merged_constants"]
 
 CONSTANTS = "_models.safetensors"
-
-# What decides the bytes of shared files, apart from their parts.
-_SHAPING: Final = ("archive", "constants", "model_files")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +90,7 @@ def merged_constants(results: Sequence[ModelResult], cache: Cache) -> Path | Non
 def _shared_file(name: str, parts: Mapping[str, Path], make: Callable[[Path], None], cache: Cache) -> Path:
     """Return a file of this name in the cache that was made of `parts`; `make` writes it to the path it is given."""
     digests = sorted((part, file_digest(path)) for part, path in parts.items())
-    code = [file_digest(Path(__file__).with_name(f"{module}.py")) for module in _SHAPING]
-    key = hashlib.sha256(json.dumps([name, digests, code]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([name, digests, code_digest(__name__)]).encode()).hexdigest()
     with cache.lock(key):
         found = cache.get(key)
         if found is None:

@@ -39,24 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Built", "build_models"]
 
-# Modules of hatch-aoti that shape what an artifact's bytes are, so that an artifact made by other code is not reused.
-_SHAPING = (
-    "archive",
-    "constants",
-    "device",
-    "digests",
-    "environment",
-    "job",
-    "optimize",
-    "saved_program",
-    "signature",
-    "source",
-    "target",
-    "toolchain",
-    "trace",
-    "verify",
-)
-
 # In the directory of a job: what it leaves for people to read, with its log.
 _FOR_READING = "for-reading"
 _LOG = "log.txt"
@@ -95,6 +77,7 @@ def build_models(
     """
     from hatch_aoti.bundle import make_bundle
     from hatch_aoti.device import find_gpu, resolve_devices
+    from hatch_aoti.settings import shaping_variables
     from hatch_aoti.target import builder_cpu_features, resolve_targets
 
     targets = resolve_targets(
@@ -125,6 +108,7 @@ def build_models(
         tag=tag,
         cache=cache,
         debug=settings.debugging.changes,
+        environment=shaping_variables(environ),
     )
     _report(results, reporter)
     _explain_tag(tag, reporter)
@@ -239,6 +223,7 @@ def _request(
 ) -> ModelRequest:
     from hatch_aoti.job import ModelRequest
     from hatch_aoti.model_files import artifact_name
+    from hatch_aoti.own_code import code_digest
 
     return ModelRequest(
         # The bundle is put together from the finished artifacts: a model that changes to another is as it was.
@@ -250,7 +235,7 @@ def _request(
         include_sources=settings.include_sources,
         device=device,
         gpu=None if gpu is None else dataclasses.asdict(gpu),
-        code_digest=_code_digest(),
+        code_digest=code_digest("hatch_aoti.job"),
     )
 
 
@@ -260,10 +245,12 @@ def _known_results(
     """Return the results of an earlier build for the models whose export would read the very same things again."""
     known = {}
     for name, request in requests.items():
+        roots = (os.path.normpath(root / path) for path in request.import_paths)
+        search_path = [*(path for path in roots if path not in sys.path), *sys.path]
         for note in cache.notes(_request_key(request, environ)):
             # A note is a hint: one that a build of ours would not write is none.
             with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
-                result = _known_result(name, request, note, cache, root=root, environ=environ)
+                result = _known_result(name, request, note, cache, root=root, environ=environ, search_path=search_path)
                 if result is not None:
                     known[name] = result
                     break
@@ -271,13 +258,20 @@ def _known_results(
 
 
 def _known_result(
-    name: str, request: ModelRequest, note: Mapping[str, Any], cache: Cache, *, root: Path, environ: Mapping[str, str]
+    name: str,
+    request: ModelRequest,
+    note: Mapping[str, Any],
+    cache: Cache,
+    *,
+    root: Path,
+    environ: Mapping[str, str],
+    search_path: Sequence[str],
 ) -> ModelResult | None:
     from hatch_aoti.accessor.contract import Signature
     from hatch_aoti.job import ModelResult, read_artifact
     from hatch_aoti.trace import Trace
 
-    if not Trace.from_json(note["trace"]).holds(root, environ, sys.path):
+    if not Trace.from_json(note["trace"]).holds(root, environ, search_path, cache.keyed_digest):
         return None
     result = ModelResult.from_json(note)
     Signature.from_json(result.signature)  # raises if it is none
@@ -582,15 +576,3 @@ def _inputs(signature: Signature) -> str:
     """Say in one line what a model takes: `x: float32[batch, 10], batch = 1…1024`."""
     tensors = [f"{leaf.path}: {leaf}" for leaf in signature.inputs]
     return ", ".join([*tensors, *map(str, signature.dims)]) or "none"
-
-
-def _code_digest() -> str:
-    """Return a hash of hatch-aoti's own code that shapes artifacts."""
-    home = Path(__file__).parent
-    digest = hashlib.sha256()
-    for name in _SHAPING:
-        digest.update((home / f"{name}.py").read_bytes())
-    for package in ("accessor", "compiler"):  # verification calls models through the accessor
-        for path in sorted((home / package).glob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -22,6 +22,7 @@ import ast
 import io
 import json
 import keyword
+import math
 import pickletools
 import re
 import shutil
@@ -470,8 +471,12 @@ def _nodes(spec: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _check_size(text: str) -> None:
-    """Refuse what is no arithmetic on sizes, as sympy's `srepr` writes it: sympy evaluates it as Python."""
-    if not _is_size(_expression(text)):
+    """Refuse what is no arithmetic on sizes, as sympy's `srepr` writes it: sympy evaluates it as Python.
+
+    Also what takes for ever to evaluate: sizes have 64 bits, powers of them are small, and no program has long sums.
+    """
+    expression = _expression(text)
+    if not _is_size(expression) or not _is_small(expression):
         raise _foreign_expression(text)
 
 
@@ -497,8 +502,64 @@ def _is_size(node: ast.expr) -> bool:
     return False
 
 
+_MOST_NODES: Final = 5000
+_MOST_DEGREE: Final = 64  # of a power, or of a power of powers; sizes are below 2 ** 63
+_POWERS: Final = frozenset({"FloatPow", "LShift", "Pow", "PowByNatural"})
+
+
+def _is_small(expression: ast.expr) -> bool:
+    """Say whether evaluating an expression takes no time to speak of: bounded numbers, powers and length."""
+    for count, node in enumerate(ast.walk(expression)):
+        value = node.value if isinstance(node, ast.Constant) else 0
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Float":
+            value = _float(node.args[0])
+        if count > _MOST_NODES or (isinstance(value, int | float) and not _is_bounded(value)):
+            return False
+    return _degree(expression) <= _MOST_DEGREE
+
+
+def _is_bounded(value: float) -> bool:
+    return math.isfinite(value) and (isinstance(value, float) or abs(value) <= 2**64)
+
+
+def _float(argument: ast.expr) -> float:
+    """Return the number of `Float('0.5', precision=53)`, or infinity for one that a double cannot hold."""
+    text = str(argument.value) if isinstance(argument, ast.Constant) else ""
+    return float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d{1,3})?", text) else math.inf
+
+
+def _degree(node: ast.expr | ast.keyword) -> float:
+    """Return the highest power in an expression, infinite where an exponent is no small number."""
+    parts = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr | ast.keyword)]
+    match node:
+        case ast.BinOp(left=base, op=ast.Pow() | ast.LShift(), right=exponent):
+            return _exponent(exponent) * max(_degree(base), 1)
+        case ast.Call(func=ast.Name(id=name), args=[base, exponent]) if name in _POWERS:
+            return _exponent(exponent) * max(_degree(base), 1)
+        case ast.Call(func=ast.Attribute(attr="pow"), args=[base, exponent]):  # math.pow
+            return _exponent(exponent) * max(_degree(base), 1)
+    return max(map(_degree, parts), default=0)
+
+
+def _exponent(node: ast.expr) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as value):
+            return abs(value)
+        case ast.UnaryOp(operand=operand):
+            return _exponent(operand)
+        case ast.Call(func=ast.Name(id="Integer"), args=[number]):
+            return _exponent(number)
+        case ast.Call(func=ast.Name(id="Rational"), args=[number, _]):
+            return _exponent(number)
+        case ast.Call(func=ast.Name(id="Float"), args=[text, *_]):
+            return abs(_float(text))
+    return math.inf
+
+
 def _check_guard(text: Any) -> None:
     """Refuse what is no condition on the sizes of arguments, `L['x'].size()[0] <= 16`: it is evaluated as Python."""
+    if not _is_small(_expression(text)):
+        raise _foreign_expression(str(text))
     for node in ast.walk(_expression(text)):
         allowed = isinstance(node, _GUARD_NODES)
         if isinstance(node, ast.Name):

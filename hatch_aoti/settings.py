@@ -39,6 +39,7 @@ __all__ = [
     "TensorInput",
     "check_hook_config",
     "parse_settings",
+    "shaping_variables",
 ]
 
 T = TypeVar("T")
@@ -50,7 +51,7 @@ ENVIRONMENT_PREFIX = "HATCH_AOTI_"
 _ACCESSOR_NAMES = (
     "MODELS", "Model", "Tensor", "annotations", "load", "main", "models", "names", "path", "signature", "torch",
     "Constant", "DEFAULT", "Default", "Dim", "Group", "Node", "Omitted", "Parameter", "SameAsInput", "Scalar",
-    "Signature", "Size", "TensorInput", "TensorOutput", "caller",
+    "Signature", "Size", "TensorInput", "TensorOutput", "apart", "caller", "check_thread",
     "AOTICompiledModel", "Build", "ClassVar", "Gpu", "LoadError", "LoadOptions", "Path", "Self", "Variant",
     "give_constants", "map_constants",
     "Any", "Callable", "Final", "Iterator", "Literal", "Mapping", "NamedTuple", "NoReturn", "Sequence", "TYPE_CHECKING",
@@ -206,6 +207,14 @@ def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[st
     )
 
 
+def shaping_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of `environ` that stand for settings, or for hatchling's, and change what is in the wheel.
+
+    The manifest records them: whoever builds the wheel again has to set them again. Those of a debug build are apart.
+    """
+    return {name: environ[name] for name in SHAPING_VARIABLES if environ.get(name, "").strip()}
+
+
 def check_hook_config(config: Mapping[str, Any]) -> list[Problem]:
     """Return a problem for each key of `[tool.hatch.build.targets.wheel.hooks.aoti]` that is not hatchling's own."""
     table = "tool.hatch.build.targets.wheel.hooks.aoti"
@@ -264,6 +273,12 @@ _VARIABLES: Mapping[str, Callable[[str], Any]] = {
     _variable("trust-cache"): _boolean_text,
     _variable("sanitize"): str,  # see `debugging`
 }
+
+
+SHAPING_VARIABLES = (
+    *map(_variable, ("include-sources", "package", "pass-environment", "platform-tag", "target")),
+    "SOURCE_DATE_EPOCH",  # hatchling's, the times of the members
+)
 
 
 def _environment_values(environ: Mapping[str, str]) -> dict[str, Any]:

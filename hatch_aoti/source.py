@@ -406,6 +406,14 @@ def _load_weights(entry: ModelSettings, module: torch.nn.Module, path: Path) -> 
             "does not hold a state dict (names mapped to tensors)",
             "save `model.state_dict()`, not the model or a checkpoint with more in it",
         )
+    if odd := [key for key in state if not isinstance(key, str)]:
+        raise fail(
+            f"does not hold a state dict: {odd[0]!r} is a key, and no name",
+            "save `model.state_dict()`, whose keys are strings",
+        )
+    for name, tensor in state.items():
+        if kind := _unusual(tensor):
+            raise fail(f"holds {name} as a {kind} tensor", "save it as an ordinary, dense tensor on the CPU")
     own = module.state_dict()
     # safetensors stores one of several tied tensors only; the others get their values through it.
     missing = sorted(own.keys() - state.keys() - _tied_to_any(own, state))
@@ -436,6 +444,19 @@ def _load_weights(entry: ModelSettings, module: torch.nn.Module, path: Path) -> 
             "save the state dict of this very model, with the same configuration and dtype",
         )
     module.load_state_dict(state, strict=False)
+
+
+def _unusual(tensor: torch.Tensor) -> str:
+    """Say in which form a tensor is that no parameter can be filled from; nothing for a dense one with memory."""
+    import torch
+
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantised"
+    if tensor.layout is not torch.strided:
+        return str(tensor.layout).removeprefix("torch.")
+    return "meta" if tensor.is_meta else ""
 
 
 def _tied_to_any(own: Mapping[str, torch.Tensor], state: Mapping[str, Any]) -> set[str]:

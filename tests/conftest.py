@@ -6,6 +6,7 @@ Compiling costs seconds, so every build of a test run uses one artifact cache, a
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -198,6 +199,65 @@ def tiny(tmp_path: Path) -> Path:
     """Return a project with one small model, in a directory of its own."""
     files = {"pyproject.toml": TINY_PYPROJECT, "tiny/__init__.py": "", "tiny/model.py": TINY_MODULE}
     return write_files(tmp_path / "tiny", files)
+
+
+WATCHED_MODULE = """
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+try:
+    from watched import local_settings
+except ImportError:
+    local_settings = None
+
+EVERYTHING = dict(os.environ)
+PIN = (Path(__file__).parent / "pin.txt").read_text()
+
+class Watched(torch.nn.Module):
+    def forward(self, x):
+        ours = [name for name in sys.modules if name.partition(".")[0] == "hatch_aoti"]
+        (Path(__file__).parent.parent / "loaded.json").write_text(json.dumps(ours))  # last when the model is verified
+        return x * 7 + 5
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """A project that was built with `variables` in the environment, and the secrets in there and in its files."""
+
+    root: Path
+    variables: dict[str, str]
+    secrets: dict[str, str]
+
+    @property
+    def loaded(self) -> list[str]:
+        """The modules of hatch-aoti that its worker had loaded in the end."""
+        return json.loads((self.root / "loaded.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def watched(shared: Path, environ: dict[str, str]) -> Watched:
+    """Return a project, built once in a test run, whose model looks at everything around it. Leave it as it is."""
+    files = {
+        "pyproject.toml": TINY_PYPROJECT.replace("tiny.model:Scale", "watched.model:Watched")
+        .replace('"tiny"', '"watched"')
+        .replace("models.scale", "models.watched"),
+        "watched/__init__.py": "",
+        "watched/model.py": WATCHED_MODULE,
+        "watched/pin.txt": "pin-3141592653",
+    }
+    variables = {"DEPLOY_TOKEN": "token-2718281828", "PIP_BUILD_TRACKER": "/tmp/tracker-1"}
+    root = shared / "watched"
+    with FileLock(shared / "watched.lock"):
+        if not (root / "built").exists():
+            shutil.rmtree(root, ignore_errors=True)
+            Builder({**environ, **variables}).wheel(write_files(root, files))
+            (root / "built").touch()
+    return Watched(root, variables, {"token": "token-2718281828", "pin": "pin-3141592653"})
 
 
 def unpack(wheel: Path, directory: Path) -> Path:

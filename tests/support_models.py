@@ -101,3 +101,24 @@ def compile_model(name: str, module: nn.Module, args, kwargs, dynamic_shapes, di
         )
         package_aoti(str(path), files)
     return AccessorModel(name, signature, (Variant("native", path.name),), f"support_models:{type(module).__name__}")
+
+
+@torch.library.custom_op("hatch_aoti_tests::square", mutates_args=())
+def square(x: torch.Tensor) -> torch.Tensor:
+    return (x @ x).mul_(torch.ones(8, 8))
+
+
+@square.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+class Square(nn.Module):
+    """Calls an operator that is written in Python: what reaches into the operators of compiled code reaches into it."""
+
+    def forward(self, x):
+        return torch.ops.hatch_aoti_tests.square(x) + 1
+
+    @staticmethod
+    def example() -> torch.Tensor:
+        return torch.arange(64.0).reshape(8, 8) / 64

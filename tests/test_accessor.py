@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import gc
 import importlib.util
 import inspect
+import json
 import os
 import pickle
 import platform
@@ -17,10 +19,11 @@ import warnings
 import zipfile
 from pathlib import Path
 
+import caller_states
 import pytest
 import torch
 from filelock import FileLock
-from support_models import Answer, Everything, Pair, compile_model
+from support_models import Answer, Everything, Pair, Square, compile_model
 
 from hatch_aoti.accessor import AccessorModel, Variant, render, reserved_names
 from hatch_aoti.accessor.contract import (
@@ -240,7 +243,7 @@ def test_a_child_forked_while_another_thread_loads_can_load_itself(tmp_path, fak
     held, done = threading.Event(), threading.Event()
 
     def hold():
-        with module._Lock.current:
+        with module.double._lock:
             held.set()
             done.wait(60)
 
@@ -387,6 +390,128 @@ def test_what_pytorch_says_when_it_cannot_load_is_passed_on_with_both_versions(t
     ):
         module.double(torch.ones(1, 4))
     assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [None, "2" * 40])
+def test_the_file_of_another_build_is_refused_before_any_of_its_code_is_loaded(tmp_path, fake, temporary, number):
+    module = install(tmp_path, declare(variants=(Variant("x86-64-v3", "double.pt2", id="1" * 40),)))
+    archive(module.double.path)
+    with zipfile.ZipFile(module.double.path, "a") as file:
+        if number:
+            file.writestr("double/.data/serialization_id", number)
+    for load in (lambda: module.double(torch.ones(1, 4)), lambda: module.load("double")):
+        with pytest.raises(module.LoadError, match=r"double\.pt2 is not the file that this _models\.py was built with"):
+            load()
+    assert fake == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_file_of_this_build_is_loaded(tmp_path, fake, temporary):
+    module = install(tmp_path, declare(variants=(Variant("x86-64-v3", "double.pt2", id="1" * 40),)))
+    archive(module.double.path)
+    with zipfile.ZipFile(module.double.path, "a") as file:
+        file.writestr("double/.data/serialization_id", "1" * 40)
+    assert module.double(torch.ones(1, 4)).sum() == 8
+
+
+def test_models_imported_from_a_zip_file_say_that_it_must_be_unpacked(tmp_path, fake):
+    module = install(tmp_path, declare(), package="zipped")
+    archive(module.double.path)
+    packed = tmp_path / "application.pyz"
+    with zipfile.ZipFile(packed, "w") as file:
+        for name in ("__init__.py", "_models.py", "double.pt2"):
+            file.write(tmp_path / "zipped" / name, f"zipped/{name}")
+    code = f"""if True:
+        import sys; sys.path.insert(0, {str(packed)!r})
+        import torch, zipped._models as m
+        try:
+            m.double(torch.ones(1, 4))
+        except m.LoadError as error:
+            print(error)
+    """
+    done = run_python(packed.parent / "..", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert f"double.pt2 is in the zip file {packed}" in done.stdout
+
+
+def test_pytorchs_object_in_a_noexec_folder_says_what_to_do(tmp_path, fake, temporary, monkeypatch):
+    import torch._inductor
+
+    def fail(*_, **__):
+        raise RuntimeError("Error in dlopen: /x.so: failed to map segment from shared object")
+
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", fail)
+    module = install(tmp_path, declare())
+    archive(module.double.path)
+    with pytest.raises(module.LoadError, match=rf"{temporary} does not allow to run code \(noexec\): set TMPDIR"):
+        module.load("double")
+
+
+# --- What killed processes leave ---
+
+
+def stale(place: Path, name: str) -> Path:
+    folder = place / name
+    folder.mkdir(mode=0o700)
+    (folder / "model.so").touch()
+    os.utime(folder, (1, 1))
+    return folder
+
+
+def test_folders_that_killed_processes_left_go_and_all_others_stay(tmp_path, fake, temporary):
+    import fcntl
+
+    gone = stale(temporary, "hatch-aoti-abcd1234")
+    fresh = stale(temporary, "hatch-aoti-fresh123")
+    os.utime(fresh)
+    locked = stale(temporary, "hatch-aoti-locked12")
+    lock = os.open(locked, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    public = stale(temporary, "hatch-aoti-public12")
+    public.chmod(0o755)
+    others = [stale(temporary, name) for name in ("hatch-aoti-mine", "aoti-abcd1234", "hatch-aoti-abcd1234.old")]
+    outside = stale(tmp_path, "outside")
+    (temporary / "hatch-aoti-linked12").symlink_to(outside)
+    (temporary / "hatch-aoti-afile123").touch()
+    module = install(tmp_path, declare())
+    archive(module.double.path)
+    module.double(torch.ones(1, 4))
+    os.close(lock)
+    assert not gone.exists()
+    for kept in (fresh, locked, public, *others, outside):
+        assert (kept / "model.so").exists(), kept
+    assert (temporary / "hatch-aoti-linked12").is_symlink()
+    assert (temporary / "hatch-aoti-afile123").exists()
+
+
+def test_the_folder_of_a_process_that_is_killed_while_it_loads_goes_with_the_next_load(tmp_path, fake, temporary):
+    module = install(tmp_path, declare())
+    archive(module.double.path)
+    child = os.fork()
+    if child == 0:
+        try:
+            module._Folder(temporary)
+        finally:
+            os.kill(os.getpid(), 9)
+    os.waitpid(child, 0)
+    [left] = temporary.iterdir()
+    os.utime(left, (1, 1))
+    module.double(torch.ones(1, 4))
+    assert list(temporary.iterdir()) == []
+
+
+# --- Locks ---
+
+
+def test_a_model_that_is_being_loaded_stops_no_other(tmp_path, fake, temporary):
+    module = install(tmp_path, declare(), declare("triple", variants=(Variant("x86-64-v3", "double.pt2"),)))
+    archive(module.double.path)
+    answers = []
+    with module.double._lock, module._packages_lock:
+        thread = threading.Thread(target=lambda: answers.append(module.triple(torch.ones(1, 4)).sum().item()))
+        thread.start()
+        thread.join(60)
+        assert answers == [8]
 
 
 # --- PyTorch's own object ---
@@ -594,3 +719,37 @@ def test_pytorchs_object_for_the_same_file_answers_with_plain_containers(real, c
     assert type(got["pair"]) is tuple
     assert got["rest"][3] is None
     assert [record for record in caplog.records if record.levelname != "DEBUG"] == []
+
+
+@pytest.fixture(scope="session")
+def states(shared):
+    """What came of a call in each state of `caller_states.py`."""
+    directory = shared / "accessor" / "states"
+    with FileLock(shared / "states.lock"):
+        if not (directory / "_models.py").exists():
+            directory.mkdir(parents=True, exist_ok=True)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "inductor"))
+                model = compile_model("square", Square(), (Square.example(),), None, None, directory)
+            model = dataclasses.replace(model, operators=("hatch_aoti_tests::square",))
+            build = {"torch_version": torch.__version__, "system": platform.system(), "machine": platform.machine()}
+            install(directory.parent, model, package="states", **build)
+        if not (directory / "outcomes.json").exists():
+            done = run_python(directory.parent, "-W", "ignore", str(Path(caller_states.__file__)), "states._models")
+            assert done.returncode == 0, done.stderr
+            (directory / "outcomes.json").write_text(done.stdout.splitlines()[-1])
+    return json.loads((directory / "outcomes.json").read_text())
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize("state", caller_states.ANSWERED)
+def test_a_call_from_any_state_of_the_thread_is_answered_as_compiled(states, state, when):
+    assert states[f"{state}, {when}"] == "right"
+
+
+@pytest.mark.parametrize("when", ["first", "later"])
+@pytest.mark.parametrize("state", caller_states.REFUSED)
+def test_a_state_that_compiled_code_cannot_take_part_in_is_refused_by_name(states, state, when):
+    outcome = states[f"{state}, {when}"]
+    assert outcome.startswith(("TypeError: square", "ValueError: square"))
+    assert caller_states.REFUSED[state][1] in outcome

@@ -43,7 +43,7 @@ def wheel_files(info: str, package: str, own: list[str], models: list[str]) -> l
     ]
     return sorted(
         [f"{folder}/{file}" for file in [*own, *generated]]
-        + [f"{info}.dist-info/{file}" for file in ("METADATA", "RECORD", "WHEEL")]
+        + [f"{info}.dist-info/{file}" for file in ("METADATA", "RECORD", "WHEEL", "sboms/hatch-aoti.cdx.json")]
     )
 
 

@@ -544,3 +544,137 @@ def test_wrong_arguments_are_refused_by_python_itself(signature, seed):
         if parameter.default is None and parameter.kind == "keyword":
             with pytest.raises(TypeError, match=rf"^net\(\) missing .*'{parameter.name}'"):
                 net(*positional, **{k: v for k, v in keyword.items() if k != parameter.name})
+
+
+# --- Memory, and what forward writes ---
+
+
+def changed(*sizes):
+    return one(tensor("x", *sizes, changed=True))
+
+
+def test_a_tensor_without_elements_needs_no_memory():
+    x = torch.empty(0, 10)
+    assert not x.data_ptr()
+    call = caller("net", one(tensor("x", BATCH, 10), dims=(Dim("batch", 0, 64),)), doubled)
+    for _ in range(2):
+        assert call(x).shape == (0, 10)
+
+
+@pytest.mark.parametrize("left", [0, 100])
+def test_a_storage_that_was_resized_is_refused(left):
+    x = torch.randn(8, 10)
+    x.untyped_storage().resize_(left)
+    assert f"x must be float32[batch, 10], got float32[8, 10] whose storage has only {left} bytes" in refused(
+        one(tensor("x", BATCH, 10)), x
+    )
+
+
+def test_a_freed_storage_is_refused_after_calls_with_the_same_sizes():
+    call = caller("net", one(tensor("x", BATCH, 10)), doubled)
+    x = torch.randn(8, 10)
+    for _ in range(2):
+        assert torch.equal(call(x), x * 2)
+    x.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="whose storage has only 0 bytes"):
+        call(x)
+
+
+@pytest.mark.parametrize(("sizes", "strides"), [((4, 4), (2, 1)), ((3, 3), (2, 2)), ((2, 3, 4), (3, 5, 1))])
+def test_a_change_of_a_tensor_that_overlaps_itself_is_refused(sizes, strides):
+    assert torch._debug_has_internal_overlap(torch.zeros(64).as_strided(sizes, strides)) == 2  # torch cannot tell
+    message = refused(changed(*sizes), torch.zeros(64).as_strided(sizes, strides))
+    assert "x is changed in place, but its elements share memory" in message
+
+
+@pytest.mark.parametrize(("sizes", "strides"), [((3, 3), (2, 3)), ((2, 3), (5, 2)), ((3, 1, 4), (8, 1, 2))])
+def test_a_change_of_a_tensor_whose_strides_only_interleave_is_made(sizes, strides):
+    x = torch.zeros(64).as_strided(sizes, strides)
+
+    def run(flat):
+        flat[0].add_(1)
+        return doubled(flat)
+
+    assert torch.equal(caller("net", changed(*sizes), run)(x), torch.full(sizes, 2.0))
+    assert torch.equal(x, torch.ones(sizes))
+
+
+def test_a_change_reaches_a_view_that_lies_between_the_elements_of_another():
+    base = torch.zeros(4, 6)
+    parameters = tuple(Parameter(n, "positional or keyword", tensor(n, 4, 3, changed=n == "x")) for n in ("x", "y"))
+    signature = Signature(parameters, TensorOutput(0, "float32", ()), ())
+
+    def run(flat):
+        flat[0].add_(1)
+        return doubled(flat)
+
+    call = caller("net", signature, run)
+    call(base[:, ::2], base[:, 1::2])
+    assert torch.equal(base, torch.tensor([1.0, 0] * 3).expand(4, 6))
+    with pytest.raises(ValueError, match="x is changed in place, but shares memory with y"):
+        call(base[:, ::2], base[:, 2:5])
+
+
+def test_a_tensor_of_inference_mode_is_changed_only_in_there():
+    with torch.inference_mode():
+        x = torch.zeros(3)
+
+    def run(flat):
+        flat[0].add_(1)
+        return [torch.zeros(3)]
+
+    call = caller("net", changed(3), run)
+    with pytest.raises(ValueError, match=r"x is changed in place, but it comes from torch\.inference_mode"):
+        call(x)
+    with torch.inference_mode():
+        call(x)
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_a_change_in_place_is_noticed_by_a_backward_that_needs_the_old_values():
+    x, weight = torch.ones(3), torch.ones(3, requires_grad=True)
+    loss = (x * weight).sum()
+    caller("net", changed(3), doubled)(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_each_argument_of_several_is_checked_for_memory_and_kind():
+    parameters = tuple(Parameter(n, "positional or keyword", tensor(n, BATCH, 4)) for n in "xy")
+    call = caller("net", Signature(parameters, TensorOutput(0, "float32", ()), BATCH_DIM), doubled)
+    x, y = torch.randn(5, 4), torch.randn(5, 4)
+    for _ in range(2):
+        assert torch.equal(call(x, y), x * 2)
+        assert torch.equal(call(x, x), x * 2)
+    with pytest.raises(TypeError, match=r"y must be a tensor .* nested"):
+        call(x, torch.nested.nested_tensor([x, x]))
+    y.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"y must be .* whose storage has only 0 bytes"):
+        call(x, y)
+
+
+def test_without_pytorchs_guards_every_call_is_checked_in_full(monkeypatch):
+    monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
+    call = caller("net", one(tensor("x", BATCH, 10)), doubled)
+    x = torch.randn(8, 10)
+    for _ in range(2):
+        assert torch.equal(call(x), x * 2)
+    with pytest.raises(TypeError, match="got float64"):
+        call(x.double())
+
+
+def test_a_call_after_one_that_failed_is_answered():
+    fails = [True]
+
+    def run(flat):
+        if fails.pop():
+            raise IndexError("index 7 is out of range")
+        return doubled(flat)
+
+    call, x = caller("net", one(tensor("x", BATCH, 10)), run), torch.randn(8, 10)
+    with pytest.raises(IndexError, match="index 7"):
+        call(x)
+    fails.append(False)
+    assert torch.equal(call(x), x * 2)
+    assert torch.is_grad_enabled()

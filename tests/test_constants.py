@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 
 from hatch_aoti.accessor.runtime import LoadError, map_constants
-from hatch_aoti.constants import ALIGNMENT, merge_constants, write_constants
+from hatch_aoti.constants import ALIGNMENT, header_digest, merge_constants, write_constants
 
 TENSORS = {
     "weight": torch.randn(5, 3),
@@ -95,3 +95,21 @@ def test_a_failed_write_leaves_nothing(tmp_path):
     with pytest.raises(RuntimeError):
         write_constants(tmp_path / "file", "model", {"w": Broken()})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_file_of_another_build_is_refused(tmp_path):
+    path = tmp_path / "constants.safetensors"
+    write_constants(path, "model", {"weight": torch.zeros(3)})
+    before = header_digest(path)
+    assert map_constants(path, "model", before)["weight"].tolist() == [0, 0, 0]
+    write_constants(path, "model", {"weight": torch.ones(3)})
+    with pytest.raises(LoadError, match=r"constants\.safetensors is not the file that this _models\.py was built with"):
+        map_constants(path, "model", before)
+
+
+def test_constants_are_on_the_cpu_whatever_the_default_device_is(tmp_path):
+    path = tmp_path / "constants.safetensors"
+    write_constants(path, "model", TENSORS)
+    with torch.device("meta"):
+        mapped = map_constants(path, "model")
+    assert torch.equal(mapped["weight"], TENSORS["weight"])

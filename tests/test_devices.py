@@ -280,6 +280,7 @@ def gpu_bundle(tmp_path):
         torch_version="2.13.0+cu126",
         tag=TagChoice("manylinux_2_35_x86_64", "made up"),
         debug={},
+        environment={},
         cache=open_cache(tmp_path / "cache"),
     )
 

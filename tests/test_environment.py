@@ -200,7 +200,7 @@ def test_models_that_never_end_or_miss_a_variable_are_named_in_a_project_with_a_
         },
     )
     edit(tiny, "[tool.aoti.models.scale]", BAD.format(name="needs") + "\n[tool.aoti.models.scale]")
-    code = "import hatchling.build as backend, json, sys; sys.path.insert(0, ''); backend.build_wheel('dist')"
+    code = "import hatchling.build as backend, colorsys, json, sys; sys.path.insert(0, ''); backend.build_wheel('dist')"
     variables = {"MODEL_VARIANT": "x", "HATCH_AOTI_BUILD_TIMEOUT": "20", "HATCH_AOTI_JOBS": "2"}
     ran = run(sys.executable, "-P", "-c", code, cwd=tiny, environ={**environ, **variables})
     assert ran.returncode == 1

@@ -41,6 +41,7 @@ def test_the_manifest_names_the_tools_that_made_the_wheel(manifest: dict[str, An
             assert artifact["toolchain"] == {
                 "compiler": compiler,
                 "compiler_arguments": "",
+                "environment": {},
                 "torch": str(torch.__version__),
                 "torch_git": torch.version.git_version,
             }

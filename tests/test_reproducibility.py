@@ -18,12 +18,12 @@ import pytest
 import torch
 from conftest import EXAMPLE, REPOSITORY, Builder, copy_project, run, write_files
 from filelock import FileLock
-from wheel_diff import explain_difference
 from wheel_search import contents, find_traces
 
 from hatch_aoti import compiler
 from hatch_aoti.cache import Cache
 from hatch_aoti.target import TORCH_PICKS, builder_cpu_features, resolve_targets
+from hatch_aoti.wheel_diff import explain_difference
 
 # Preloaded into every process of a build: another day, hour and second, and another host.
 ELSEWHERE = """
@@ -419,8 +419,8 @@ def test_differences_of_text_times_permissions_and_order_are_explained(tmp_path:
     assert explain_difference(first, archive("same.whl", members)) == ""
     other = {"b.bin": b"\xff\x01same", "a.py": b"x = 1\ny = 3\n", "c.py": b""}
     explanation = explain_difference(first, archive("other.whl", other)).splitlines()
-    assert "first.whl: member c.py is only in the second" in explanation
-    assert "first.whl: the members are in another order" in explanation
+    assert "first.whl: member c.py: is only in the second" in explanation
+    assert "first.whl: the archive: the members are in another order" in explanation
     assert "first.whl: member a.py: -y = 2" in explanation
     assert "first.whl: member a.py: +y = 3" in explanation
     assert any(line.startswith("first.whl: member b.bin: from byte 1 on: ") for line in explanation)

@@ -23,6 +23,7 @@ import torch
 from conftest import TINY_PYPROJECT, run_python, unpack, write_files
 
 from hatch_aoti.errors import ModelError, SettingsError
+from hatch_aoti.saved_program import SavedProgramError, _check_guard, _check_size
 from hatch_aoti.settings import ModelSettings, parse_settings
 from hatch_aoti.signature import read_signature
 from hatch_aoti.source import load_program
@@ -616,3 +617,36 @@ def test_texts_of_assertions_do_not_get_into_generated_code(tmp_path: Path) -> N
     assert "assert" in source.module.code
     assert "'os'" not in source.module.code
     assert torch.equal(source.output, torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10**10**10",
+        "Pow(Integer(10), Pow(Integer(10), Integer(10)))",
+        "Pow(Pow(Pow(Integer(2), Integer(64)), Integer(64)), Integer(64))",
+        "PowByNatural(Symbol('s0'), Integer(99999999))",
+        "LShift(Integer(1), Integer(1000000000))",
+        "Integer(1) << 99999999",
+        "Float('1e999999', precision=53)",
+        "Float('0.5', precision=99999999999999999999999)",
+        "Integer(99999999999999999999999999)",
+    ],
+)
+def test_expressions_that_take_for_ever_to_evaluate_are_refused(text: str) -> None:
+    with pytest.raises(SavedProgramError, match="where sizes are described"):
+        _check_size(text)
+    with pytest.raises(SavedProgramError, match="where sizes are described"):
+        _check_guard("L['x'].size()[0] < 10**10**10")
+
+
+def test_expressions_that_torch_writes_are_taken() -> None:
+    for text in (
+        "Add(Mul(Integer(2), Symbol('s77', positive=True, integer=True)), Integer(-1))",
+        "Pow(Symbol('s0', positive=True, integer=True), Integer(2))",
+        "Pow(Symbol('s0'), Rational(1, 2))",
+        "Float('1.0e-30', precision=53)",
+        "Integer(9223372036854775807)",
+    ):
+        _check_size(text)
+    _check_guard("L['x'].size()[0] ** 2 <= 16")

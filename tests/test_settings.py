@@ -208,6 +208,7 @@ WRONG = {
     "singular table": (declared() + "\n[tool.aoti.model.x]", "tool.aoti.model", 'Did you mean "models"?'),
     "a model's key in the project": (project('device = "cpu"'), "tool.aoti.device", "belongs to a model: write it"),
     "skip in TOML": (project("skip = true"), "tool.aoti.skip", "HATCH_AOTI_SKIP=1"),
+    "trust-cache in TOML": (project("trust-cache = true"), "tool.aoti.trust-cache", "HATCH_AOTI_TRUST_CACHE=1"),
     "package with a dash": (project('package = "my-pkg"'), "tool.aoti.package", 'Did you mean "my_pkg"?'),
     "package that is a keyword": (project('package = "a.class"'), "tool.aoti.package", "the import name of a package"),
     "package as a list": (project('package = ["a"]'), "tool.aoti.package", "but it is a list"),

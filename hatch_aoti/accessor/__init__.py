@@ -42,7 +42,8 @@ class AccessorModel:
 
     `source` is where it comes from (`example_project.digits:DigitsNet`), `gpu` what a `device` of `cuda` must have,
     `num_runners` how many calls run at once,
-    `constants` the file with its constants if they are not in the compiled files, `operators` what it calls that torch
+    `constants` the file with its constants if they are not in the compiled files, `constants_id` the SHA-256 of that
+    file's header, `operators` what it calls that torch
     alone does not have, and that importing the module of `source` registers.
     """
 
@@ -54,6 +55,7 @@ class AccessorModel:
     gpu: Gpu | None = None
     num_runners: int = 1
     constants: str = ""
+    constants_id: str = ""
     operators: tuple[str, ...] = ()
 
 
@@ -185,8 +187,8 @@ def _docstring(models: Sequence[AccessorModel], package: str, debug: Sequence[st
         f"    {first_name}.with_options(run_single_threaded=True)   # the same, loaded otherwise",
         f'    load("{first_name}")        # PyTorch\'s own object, as torch._inductor.aoti_load_package makes it',
         "",
-        f"`python -m {package}._models` lists the models. Nothing here needs more than torch, which is imported when a",
-        "model is first used.",
+        f"`python -m {package}._models` lists the models; with --verify it compares their files with the build's.",
+        "Nothing here needs more than torch, which is imported when a model is first used.",
     ]
     return '"""' + _quoted("\n".join(text)) + '\n"""'
 
@@ -215,6 +217,7 @@ def _declaration(model: AccessorModel) -> str:
     settings += [f"gpu = {_literal(model.gpu, 1)}"] if model.gpu is not None else []
     settings += [f"operators = {_literal(model.operators, 1)}"] if model.operators else []
     settings += [f"constants = {_literal(model.constants, 1)}"] if model.constants else []
+    settings += [f"constants_id = {_literal(model.constants_id, 1)}"] if model.constants_id else []
     settings += [f"num_runners = {model.num_runners}"] if model.num_runners != 1 else []
     settings += [f"signature = {_literal(model.signature, 1)}"]
     body = "\n".join(f"    {setting}" for setting in settings)

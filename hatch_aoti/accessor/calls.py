@@ -64,6 +64,9 @@ def caller(
     import torch
     from torch.autograd import forward_ad
 
+    # Asking for the number of threads sets it up in the calling thread, as eager's loops do; compiled ones ask OpenMP,
+    # which has a default of its own for each thread (pytorch/pytorch#37259).
+    follow_threads = torch.get_num_threads
     inputs = signature.inputs
     if signature.order:
         compiled, places = run, sorted(range(len(inputs)), key=signature.order.__getitem__)
@@ -91,26 +94,23 @@ def caller(
 
     kinds, sizes = passed.kinds, passed.sizes
     function_mode = torch._C._is_torch_function_mode_enabled  # noqa: SLF001
+    dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
     output = signature.output
     plain, result = (True, output.index) if isinstance(output, TensorOutput) and not output.state else (False, 0)
 
     if only_tensors and len(inputs) == 1 and plain:
         # One tensor in, one out. The same conditions as below: sharing them would cost a call.
         def quickest_call(x: Any) -> Any:
-            for fits in kinds:
-                if fits(x):
-                    break
-            else:
-                return full([x])
-            if (
-                x.shape not in sizes
-                or not x.is_contiguous()
-                or not x.data_ptr()
-                or function_mode()
-                or forward_ad._current_level >= 0  # noqa: SLF001
-            ):
-                return full([x])
-            return run([x])[result]
+            try:
+                known = x.shape in sizes
+            except Exception:  # noqa: BLE001  (no tensor, or a nested one)
+                known = False
+            if known and not function_mode() and not dispatch_modes() and forward_ad._current_level < 0:  # noqa: SLF001
+                for fits in kinds:
+                    if fits(x) and x.is_contiguous() and x.data_ptr():
+                        follow_threads()
+                        return run([x])[result]
+            return full([x])
 
         return _opaque(name, quickest_call)
 
@@ -121,22 +121,19 @@ def caller(
             flat = []
             for node, value in zip(nodes, values, strict=True):
                 _flatten(name, node, value, flat)
-        for fits in kinds:
-            if fits(*flat):
-                break
-        else:
-            return full(flat)
-        shapes = []
-        for x in flat:
-            if not x.is_contiguous() or not x.data_ptr():
-                return full(flat)
-            shapes.append(x.shape)
-        if tuple(shapes) not in sizes or function_mode() or forward_ad._current_level >= 0:  # noqa: SLF001
-            return full(flat)
-        if plain:
-            return run(flat)[result]
-        given = flat.copy() if returns_inputs else ()  # `run` empties its list
-        return rebuild(run(flat), given)
+        try:
+            known = tuple([x.shape for x in flat]) in sizes
+        except Exception:  # noqa: BLE001
+            known = False
+        if known and not function_mode() and not dispatch_modes() and forward_ad._current_level < 0:  # noqa: SLF001
+            for fits in kinds:
+                if fits(*flat) and all([x.is_contiguous() and x.data_ptr() for x in flat]):  # noqa: C419  (a list is faster)
+                    follow_threads()
+                    if plain:
+                        return run(flat)[result]
+                    given = flat.copy() if returns_inputs else ()  # `run` empties its list
+                    return rebuild(run(flat), given)
+        return full(flat)
 
     return _opaque(name, quick_call)
 
@@ -207,6 +204,7 @@ def _full_call(
         _check_sizes(name, signature, given)
         _check_memory(name, leaves, given)
         laid_out = [_lay_out(leaf, value) for leaf, value in zip(leaves, given, strict=True)]
+        torch.get_num_threads()  # as in `caller`
         results = run(laid_out.copy())
         for leaf, value, used in zip(leaves, given, laid_out, strict=True):
             if leaf.changed and used.data_ptr() != value.data_ptr():
@@ -358,7 +356,7 @@ def _check_tensor(name: str, leaf: TensorInput, value: Any) -> None:
         _refuse_type(name, path, needed + hint, value)
     if type(value) not in {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}:
         _refuse_type(name, path, f"{needed}, not a subclass", value)
-    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # noqa: SLF001
+    if torch._C._functorch.is_functorch_wrapped_tensor(value) or torch._is_functional_tensor(value):  # noqa: SLF001
         raise TypeError(f"{name}: {path} {needed}, got one that a torch.func transform such as vmap has wrapped")
     if value._is_zerotensor():  # noqa: SLF001
         raise TypeError(f"{name}: {path} {needed}, got a zero tensor, which has no memory (pass torch.zeros instead)")
@@ -382,9 +380,9 @@ def _check_tensor(name: str, leaf: TensorInput, value: Any) -> None:
 def _is_dual(value: torch.Tensor) -> bool:
     from torch.autograd import forward_ad
 
-    with contextlib.suppress(RuntimeError):  # there is no dual level
-        return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
-    return False
+    if getattr(forward_ad, "_current_level", 0) < 0:  # no dual level, as nearly always
+        return False
+    return forward_ad.unpack_dual(value).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _check_places(name: str, leaves: Sequence[TensorInput], values: Sequence[torch.Tensor], index: int) -> None:
@@ -526,6 +524,8 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
     """Return the addresses of the first byte that `x` uses and of the one after the last; twice the same for none."""
     if x.numel() == 0:
         return 0, 0
+    if x.is_contiguous():
+        return x.data_ptr(), x.data_ptr() + x.nbytes
     reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import hashlib
 import importlib
 import json
 import logging
@@ -20,6 +21,8 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
+import weakref
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -69,8 +72,9 @@ class Build:
 class Variant:
     """A model compiled for one CPU baseline, in a file that may have other models, too; `entry` is its name in there.
 
-    `features` are the names under which `torch.cpu.get_capabilities()` reports what the baseline needs;
-    `description` says it for people ("AVX2").
+    `id` is the `.data/serialization_id` in that file, a hash of what is in it; empty if it is not known.
+    `features` are the names under which `torch.cpu.get_capabilities()` reports what the baseline needs; `description`
+    says it for people ("AVX2").
     """
 
     target: str
@@ -78,6 +82,7 @@ class Variant:
     features: tuple[str, ...] = ()
     description: str = ""
     entry: str = "model"
+    id: str = ""
 
     def __str__(self) -> str:
         return f"{self.target} ({self.description})" if self.description else self.target
@@ -125,6 +130,7 @@ class Model:
     gpu: ClassVar[Gpu | None] = None
     num_runners: ClassVar[int] = 1
     constants: ClassVar[str] = ""
+    constants_id: ClassVar[str] = ""
     operators: ClassVar[tuple[str, ...]] = ()
     build: ClassVar[Build]
     folder: ClassVar[Path] = Path(__file__).parent
@@ -138,6 +144,9 @@ class Model:
         self._family: dict[LoadOptions, Any] = {self.options: self}
         self._call: Callable[..., Any] = self._first_call
         self._loaded = False
+        self._lock = threading.RLock()
+        self._turns = threading.Semaphore(self.num_runners)
+        _alive.add(self)
 
     def with_options(
         self,
@@ -158,7 +167,8 @@ class Model:
             now.num_runners if num_runners is None else num_runners,
         )
         _check_options(self, options)
-        with _Lock.current:
+        own: Model = next(iter(self._family.values()))
+        with own._lock:
             if options not in self._family:
                 other = type(self)()
                 other.options, other._family = options, self._family  # noqa: SLF001
@@ -177,15 +187,41 @@ class Model:
 
         One that follows its inputs from GPU to GPU is still loaded by its first call on each. Raises LoadError.
         """
-        with _Lock.current:
+        with self._lock:
             if not self._loaded:  # another thread may have been faster
                 variant = self._variant()
                 check_thread(self.name)
                 with apart():
                     run = _open(self, variant).boxed_run if self.device == "cpu" else _OnGpus(self, variant)
-                self._call = caller(self.name, self.signature, run, self.options.device_index)
+                if self.operators and not self.options.run_single_threaded:
+                    run = self._in_turn(run)
+                self._call = _fork_safe(caller(self.name, self.signature, run, self.options.device_index))
                 self._loaded = True
         return self
+
+    def verify(self) -> Self:
+        """Compare this model's files, byte for byte, with what the build made, and return the model.
+
+        Loading checks that the files are those of this build, and that code is undamaged, but does not read the data of
+        external constants. This does, in a second or two for each gigabyte; it loads nothing. Raises LoadError.
+        """
+        if wrong := _wrong_files([self]):
+            raise LoadError("\n".join(wrong))
+        return self
+
+    def _in_turn(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `run`, entered by `num_runners` threads at a time.
+
+        PyTorch waits for a free runner with Python's lock held, which an operator that is written in Python needs to
+        come to its end.
+        """
+        self._turns = threading.Semaphore(self.options.num_runners)  # which `with_options` has set since
+
+        def run_in_turn(flat: list[torch.Tensor]) -> Any:
+            with self._turns:
+                return run(flat)
+
+        return run_in_turn
 
     def _first_call(self, *values: Any) -> Any:
         self.load()
@@ -272,7 +308,7 @@ class _OnGpus:
 
     def _load(self, index: int) -> Callable[..., Any]:
         model = self.model
-        with _Lock.current:
+        with model._lock:  # noqa: SLF001
             if index not in self.runs:
                 if model.signature.state and self.runs:
                     raise ValueError(
@@ -340,18 +376,51 @@ def _major(version: str) -> str:
     return version.partition(".")[0]
 
 
-class _Lock:
-    """Guards first use. A child process gets a new lock: the thread that held the old one was not forked."""
+_alive: weakref.WeakSet[Model] = weakref.WeakSet()
 
-    current = threading.RLock()
+
+class _Forked:
+    """What a forked child must not take over from its parent, where other threads ran, which the child lacks.
+
+    `thread` is the one that was forked: the threads that OpenMP had started for it are gone, and a loop that waits for
+    them waits for ever (pytorch/pytorch#49555), so compiled code runs in this one alone. Threads that the child starts
+    get new ones. Locks are new: a thread that the child lacks may have held the old.
+    """
+
+    thread: int | None = None
 
     @classmethod
     def renew(cls) -> None:
-        cls.current = threading.RLock()
+        global _packages_lock  # noqa: PLW0603
+        cls.thread = threading.get_ident()
+        _packages_lock = threading.RLock()
+        for model in list(_alive):
+            model._lock = threading.RLock()  # noqa: SLF001
+            model._turns = threading.Semaphore(model.options.num_runners)  # noqa: SLF001
+            if model._loaded:  # noqa: SLF001
+                model._call = _fork_safe(model._call)  # noqa: SLF001
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_Lock.renew)
+    os.register_at_fork(after_in_child=_Forked.renew)
+
+
+def _fork_safe(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `call`, or in a forked child one that computes with one thread where more would never answer."""
+    if _Forked.thread is None:
+        return call
+    import torch
+
+    def call_in_child(*values: Any) -> Any:
+        if threading.get_ident() != _Forked.thread or (threads := torch.get_num_threads()) == 1:
+            return call(*values)
+        torch.set_num_threads(1)
+        try:
+            return call(*values)
+        finally:
+            torch.set_num_threads(threads)
+
+    return call_in_child
 
 
 def _system(name: str) -> str:
@@ -390,8 +459,14 @@ def _minor(version: str) -> str:
 
 
 def _check_present(model: Model, path: Path) -> None:
-    if not path.is_file():
-        raise LoadError(f"{model.name}: {path} is missing. Reinstall the package that contains it.")
+    if path.is_file():
+        return
+    if packed := next((parent for parent in path.parents if parent.is_file()), None):
+        raise LoadError(
+            f"{model.name}: {path.name} is in the zip file {packed}, and compiled code is loaded only from a file of "
+            "its own. Unpack it (python -m zipfile -e), or install the package with pip."
+        )
+    raise LoadError(f"{model.name}: {path} is missing. Reinstall the package that contains it.")
 
 
 def _open(model: Model, variant: Variant, device_index: int = -1) -> Any:
@@ -409,7 +484,7 @@ def _open(model: Model, variant: Variant, device_index: int = -1) -> Any:
     loader_class = getattr(torch._C._aoti, "AOTIModelPackageLoader", None)  # noqa: SLF001
     if loader_class is None:  # a later torch: its own function knows how
         single = model.options.run_single_threaded
-        with _alone(path, variant.entry) as alone:
+        with _alone(model, variant) as alone:
             loader = _aoti_load_package(str(alone), run_single_threaded=single, device_index=device_index).loader
         _give_constants(model, loader.load_constants)
         return loader
@@ -418,7 +493,7 @@ def _open(model: Model, variant: Variant, device_index: int = -1) -> Any:
         try:
             # Debuggers read the file of the code as long as it runs.
             again, keep = not model.signature.state, model.device != "cpu" or bool(model.build.debug)
-            with _unpacked(path, variant.entry, place, again=again, keep=keep) as folder:
+            with _unpacked(model, variant, place, again=again, keep=keep) as folder:
                 loader = loader_class(
                     str(folder), variant.entry, options.run_single_threaded, options.num_runners, device_index
                 )
@@ -473,7 +548,7 @@ def _give_constants(model: Model, load_constants: Callable[..., None]) -> None:
     """
     if not model.constants:
         return
-    tensors = map_constants(model.folder / model.constants, model.name)
+    tensors = map_constants(model.folder / model.constants, model.name, model.constants_id)
     give_constants(load_constants, tensors, shared=model.device == "cpu" and not model.signature.state)
 
 
@@ -482,18 +557,23 @@ def give_constants(load_constants: Callable[..., None], tensors: dict[str, torch
     load_constants(tensors, False, True, shared, not shared)
 
 
-def map_constants(path: Path, model: str) -> dict[str, torch.Tensor]:
+def map_constants(path: Path, model: str, header_id: str = "") -> dict[str, torch.Tensor]:
     """Return a model's constants from a `.safetensors` file of several models', by the names its compiled code has.
 
     The file's metadata has an index for each model; see `hatch_aoti/constants.py` for its format. The tensors are
-    views of the file and stay valid as long as the process lives. Raises LoadError if the file is missing or damaged.
+    views of the file and stay valid as long as the process lives. `header_id` is the SHA-256 of the file's header,
+    which names each tensor by a hash of its content. Raises LoadError if the file is missing, damaged or another one;
+    what the tensors hold is not read here, but by `verify`.
     """
     import torch
 
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
+            text = file.read(size)
+        header = json.loads(text)
+        if header_id and hashlib.sha256(text).hexdigest() != header_id:
+            raise LoadError(_another(model, path))
         index = json.loads(header["__metadata__"][model])
         bytes_needed = (
             8
@@ -509,13 +589,13 @@ def map_constants(path: Path, model: str) -> dict[str, torch.Tensor]:
     if path not in _mapped:
         # Private to the process as soon as it is written to, and shared as long as it is not.
         storage: Any = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
-        _mapped[path] = storage
+        _mapped.setdefault(path, storage)  # another thread may have been faster
     tensors = {}
     for name, entry in index.items():
         dtype = getattr(torch, entry["dtype"])
         start = 8 + size + header[entry["tensor"]]["data_offsets"][0]
         shape, order = entry["shape"], entry["order"]
-        flat = torch.empty(0, dtype=dtype).set_(  # type: ignore[call-overload]
+        flat = torch.empty(0, dtype=dtype, device="cpu").set_(  # type: ignore[call-overload]
             _mapped[path], start // dtype.itemsize, [shape[dim] for dim in order]
         )
         tensors[name] = flat.permute([order.index(dim) for dim in range(len(order))])
@@ -523,6 +603,61 @@ def map_constants(path: Path, model: str) -> dict[str, torch.Tensor]:
 
 
 _mapped: dict[Path, torch.UntypedStorage] = {}  # files that are in use: constants point into them
+
+
+def _wrong_files(models: Sequence[Model]) -> list[str]:
+    """Say which files of `models` differ from those that the build made; `_models.json` has the SHA-256 of each."""
+    manifest_path = Model.folder / "_models.json"
+    expected: dict[str, str] = {}
+    seen: set[str] = set()
+    wrong = []
+    try:
+        manifest = json.loads(manifest_path.read_text(encoding="utf-8"))
+        for described in manifest["models"].values():
+            expected |= {artifact["file"]: artifact["sha256"] for artifact in described["artifacts"]}
+        if "constants_file" in manifest:
+            expected[manifest["constants_file"]["file"]] = manifest["constants_file"]["sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [f"{manifest_path} is missing or damaged ({error}). Reinstall the package that contains it."]
+    for model in models:
+        for file in [*(variant.file for variant in model.variants), *([model.constants] if model.constants else [])]:
+            path = model.folder / file
+            try:
+                _check_present(model, path)
+                for variant in model.variants:
+                    if variant.file == file:
+                        with zipfile.ZipFile(path) as archive:
+                            _check_id(model, variant, path, archive)
+                if file not in seen and _sha256(path) != expected.get(file):
+                    wrong.append(f"{path} is damaged: its SHA-256 is not the build's. Reinstall the package.")
+                seen.add(file)
+            except LoadError as error:
+                wrong.append(str(error))
+            except (OSError, EOFError, zipfile.BadZipFile) as error:
+                wrong.append(f"{model.name}: {path} is damaged ({error}). Reinstall the package.")
+    return wrong
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _another(model: str, path: Path) -> str:
+    return (
+        f"{model}: {path} is not the file that this _models.py was built with: it is of another build, or of another "
+        "model. Reinstall the package."
+    )
+
+
+def _check_id(model: Model, variant: Variant, path: Path, archive: zipfile.ZipFile) -> None:
+    """Refuse an archive of another model or build, before any of its code is loaded."""
+    found = [archive.read(name) for name in archive.namelist() if name.endswith("/.data/serialization_id")]
+    if variant.id and found != [variant.id.encode()]:
+        raise LoadError(_another(model.name, path))
 
 
 def _temporary_folder() -> Path:
@@ -543,18 +678,20 @@ def _members(archive: zipfile.ZipFile, entry: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _alone(path: Path, entry: str) -> Iterator[Path]:
-    """Yield an archive with one model of the archive at `path`, under the name that `aoti_load_package` looks for.
+def _alone(model: Model, variant: Variant) -> Iterator[Path]:
+    """Yield an archive with one model of a variant's file, under the name that `aoti_load_package` looks for.
 
     That function, like `load_package` with another name, loads all models of an archive before it returns one.
     """
+    path, entry = model.folder / variant.file, variant.entry
     with zipfile.ZipFile(path) as archive:
+        _check_id(model, variant, path, archive)
         members = _members(archive, entry)
         if entry == "model" and len(members) == len(archive.namelist()):
             yield path
             return
-        with tempfile.TemporaryDirectory(prefix="aoti-") as folder:
-            alone = Path(folder, path.name)
+        with _Folder(_temporary_folder()) as folder:
+            alone = folder / path.name
             with zipfile.ZipFile(alone, "w") as copy:
                 for name in members:
                     info = zipfile.ZipInfo(name.replace(f"/data/aotinductor/{entry}/", "/data/aotinductor/model/", 1))
@@ -564,47 +701,94 @@ def _alone(path: Path, entry: str) -> Iterator[Path]:
             yield alone
 
 
+class _Folder:
+    """A folder of this process in `place`, removed on leaving; `path` if that is given and free, else a new one.
+
+    What a killed process left goes when another one makes its first folder in the same place. A folder is locked as
+    long as its owner lives: the system drops the lock when the process ends, however it does, and whatever container
+    it is in. With `keep` the folder stays until the process ends.
+    """
+
+    _PREFIX = "hatch-aoti-"
+    _FRESH = 60  # seconds in which a folder may not be locked yet
+    _swept: ClassVar[set[Path]] = set()
+
+    def __init__(self, place: Path, path: Path | None = None, *, keep: bool = False) -> None:
+        import fcntl
+
+        if place not in self._swept:
+            self._swept.add(place)
+            self._sweep(place)
+        self.keep, self.owner = keep, os.getpid()
+        try:
+            if path is not None:
+                path.mkdir(mode=0o700)
+        except FileExistsError:  # not ours any more
+            path = None
+        self.path = path or Path(tempfile.mkdtemp(prefix=self._PREFIX, dir=place))
+        self.lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and self.keep:
+            atexit.register(self._remove)
+        else:
+            self._remove()
+
+    def _remove(self) -> None:
+        if os.getpid() == self.owner:  # a forked child must not remove what its parent uses
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self.lock)
+
+    @classmethod
+    def _sweep(cls, place: Path) -> None:
+        """Remove what killed processes left in `place`: our own folders, private to this user, that nobody locks."""
+        with contextlib.suppress(OSError), os.scandir(place) as found:
+            for entry in found:
+                if re.fullmatch(cls._PREFIX + r"[a-z0-9_]{8}", entry.name):
+                    with contextlib.suppress(OSError):
+                        cls._remove_stale(entry.path)
+
+    @classmethod
+    def _remove_stale(cls, path: str) -> None:
+        import fcntl
+
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)  # no link
+        try:
+            found = os.fstat(descriptor)
+            ours = found.st_uid == os.geteuid() and found.st_mode & 0o777 == 0o700
+            if ours and found.st_mtime < time.time() - cls._FRESH:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # OSError: its owner lives
+                shutil.rmtree(path)
+        finally:
+            os.close(descriptor)
+
+
 _unpacked_before: dict[tuple[Path, str, Path, int, int], Path] = {}
 
 
 @contextlib.contextmanager
-def _unpacked(archive: Path, entry: str, place: Path, *, again: bool, keep: bool) -> Iterator[Path]:
-    """Yield a folder in `place` with the content of the archive, but for models other than `entry`.
+def _unpacked(model: Model, variant: Variant, place: Path, *, again: bool, keep: bool) -> Iterator[Path]:
+    """Yield a folder in `place` with the content of a variant's file, but for other models than the variant's.
 
     It is removed on leaving, or, with `keep`, when the process ends: kernels for GPUs are read on their first launch.
     PyTorch never unmaps the code that it loads. With `again` every load of an archive in this process takes the same
     folder: the system then recognises the code by its path, and does not map it once more for each load. Code that has
     state must be mapped anew, as its state lies in it.
     """
-    found = archive.stat()
-    key = (archive, entry, place, found.st_mtime_ns, found.st_size)
-    folder = _unpacked_before.get(key) if again else None
-    try:
-        if folder is not None:
-            folder.mkdir(mode=0o700)
-    except FileExistsError:  # not ours any more
-        folder = None
-    if folder is None:
-        folder = Path(tempfile.mkdtemp(prefix="aoti-", dir=place))
-        _unpacked_before[key] = folder
-    try:
-        with zipfile.ZipFile(archive) as file:
-            file.extractall(folder, _members(file, entry))
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-    if not keep:
-        shutil.rmtree(folder, ignore_errors=True)
-        return
-
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:  # a forked child must not remove what its parent uses
-            shutil.rmtree(folder, ignore_errors=True)
-
-    atexit.register(remove)
+    path = model.folder / variant.file
+    found = path.stat()
+    key = (path, variant.entry, place, found.st_mtime_ns, found.st_size)
+    with zipfile.ZipFile(path) as archive:
+        _check_id(model, variant, path, archive)
+        with _Folder(place, _unpacked_before.get(key) if again else None, keep=keep) as folder:
+            _unpacked_before[key] = folder
+            archive.extractall(folder, _members(archive, variant.entry))
+            yield folder
 
 
 def _aoti_load_package(path: str, **options: Any) -> AOTICompiledModel:
@@ -635,6 +819,7 @@ MODELS: dict[str, Model] = {}
 """Every model in this package, by name."""
 
 _packages: dict[tuple[str, int, bool], AOTICompiledModel] = {}
+_packages_lock = threading.RLock()  # of its own: it is held for seconds, which first calls of models need not wait
 
 
 def load(name: str, device_index: int = -1, run_single_threaded: bool = False) -> AOTICompiledModel:
@@ -649,7 +834,7 @@ def load(name: str, device_index: int = -1, run_single_threaded: bool = False) -
         raise KeyError(f"no model {name!r} in this package; there are: {', '.join(MODELS)}")
     _check_options(MODELS[name], LoadOptions(device_index, run_single_threaded))
     key = (name, device_index, run_single_threaded)
-    with _Lock.current:
+    with _packages_lock:
         if key not in _packages:
             _packages[key] = _load_package(MODELS[name], device_index, run_single_threaded)
         return _packages[key]
@@ -665,7 +850,7 @@ def _load_package(model: Model, device_index: int, run_single_threaded: bool) ->
     place = _temporary_folder()
     before = set(place.glob("aotinductor_*"))
     try:
-        with _alone(path, variant.entry) as alone:
+        with _alone(model, variant) as alone:
             package = _aoti_load_package(str(alone), run_single_threaded=run_single_threaded, device_index=device_index)
         _give_constants(model, package.loader.load_constants)
     except LoadError:
@@ -676,7 +861,13 @@ def _load_package(model: Model, device_index: int, run_single_threaded: bool) ->
         for left in set(place.glob("aotinductor_*")) - before:
             if (left / path.stem).is_dir():
                 shutil.rmtree(left, ignore_errors=True)
-        raise LoadError(f"{model.name}: PyTorch cannot load {path}: {_first_line(error)}") from error
+        hint = ""
+        if "failed to map segment" in str(error):
+            hint = (
+                f" {place} does not allow to run code (noexec): set TMPDIR to a folder that does, or call {model.name}"
+            )
+            hint += " itself, which looks for one."
+        raise LoadError(f"{model.name}: PyTorch cannot load {path}: {_first_line(error)}{hint}") from error
     return package
 
 
@@ -695,8 +886,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"python {sys.argv[0]}", description=about, allow_abbrev=False)
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--path", metavar="NAME", choices=tuple(MODELS), help="print the file that this CPU would load")
+    choice.add_argument("--verify", action="store_true", help="compare every file with what the build made")
     choice.add_argument("--cmake-dir", action="store_true", help="print the folder with the CMake package")
     options = parser.parse_args(arguments)
+    if options.verify:
+        wrong = _wrong_files(list(MODELS.values()))
+        sys.stdout.write("\n".join(wrong or ["All files are as they were built."]) + "\n")
+        return 1 if wrong else 0
     try:
         text = (
             str(Model.folder / "cmake")

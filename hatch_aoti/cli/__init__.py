@@ -12,6 +12,8 @@ from hatch_aoti.cli.bench import bench
 from hatch_aoti.cli.build import build
 from hatch_aoti.cli.cache import cache
 from hatch_aoti.cli.inspect import inspect
+from hatch_aoti.cli.reproduce import reproduce
+from hatch_aoti.cli.verify import verify
 from hatch_aoti.errors import AotiError, full_disk
 
 __all__ = ["main"]
@@ -20,10 +22,10 @@ __all__ = ["main"]
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="hatch-aoti", message="%(prog)s %(version)s")
 def commands() -> None:
-    """Compile PyTorch models ahead of time, as the build hook does, look into what came of it, and measure it."""
+    """Compile PyTorch models ahead of time, as the build hook does, look into what came of it, check and measure it."""
 
 
-for _command in (bench, build, cache, inspect):
+for _command in (bench, build, cache, inspect, reproduce, verify):
     commands.add_command(_command)
 
 
@@ -36,6 +38,7 @@ def main() -> NoReturn:
         if not reason:
             raise
         from hatch_aoti.progress import Reporter
+        from hatch_aoti.untrusted import printable
 
-        Reporter().error(reason)
+        Reporter().error(printable(reason, lines=True))
     sys.exit(1)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hatch_aoti.untrusted import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -51,7 +53,8 @@ def _print(report: Report) -> None:
         variables = ", ".join(f"{name}={value}" for name, value in report.debug.items())
         _line(console, f"a DEBUG BUILD ({variables}), not for release")
     for model in report.models:
-        _line(console, f"\n{model.name}{model.signature}")
+        console.print()
+        _line(console, f"{printable(model.name)}{model.signature}", lines=True)  # the signature is printable
         bundle = "" if model.bundle is None else f", in the bundle {model.bundle}"
         gpu = model.gpu
         kernels = f" {gpu.cuda}, compiled on {gpu.name}; kernels for {', '.join(gpu.architectures)}" if gpu else ""
@@ -66,8 +69,8 @@ def _print(report: Report) -> None:
     console.print(_table(report.files), soft_wrap=False)
 
 
-def _line(console: Console, text: str) -> None:
-    console.print(text, markup=False)  # shapes are no markup
+def _line(console: Console, text: str, *, lines: bool = False) -> None:
+    console.print(printable(text, lines=lines), markup=False)  # shapes are no markup
 
 
 def _table(files: Iterable[FileReport]) -> RenderableType:
@@ -93,5 +96,6 @@ def _table(files: Iterable[FileReport]) -> RenderableType:
             for item in file.objects
         ]
         for number, row in enumerate(rows or [[]]):
-            table.add_row(*map(Text, [*(first if number == 0 else ["", "", ""]), *row]))
+            cells = [*(first if number == 0 else ["", "", ""]), *row]
+            table.add_row(*(Text(printable(cell)) for cell in cells))
     return table

@@ -26,8 +26,10 @@ def operator_names() -> list[tuple[Any, str, Any]]:
         target = getattr(kernel.fx_node, "target", None)
         if target is None or isinstance(target, (*operators, str)):
             return str(stated(kernel))
-        if isinstance(kernel.op_overload, operators):
-            return f"torch.ops.{kernel.op_overload}"
+        computed_by = kernel.inputs[0] if isinstance(kernel, ir.MultiOutput) else kernel
+        operator = getattr(computed_by, "op_overload", None)
+        if isinstance(operator, operators):
+            return f"torch.ops.{operator}"
         function = getattr(target, "func", target)  # of a `functools.partial`
         module, qualified = (getattr(function, part, None) for part in ("__module__", "__qualname__"))
         return f"{module}.{qualified}" if module and qualified else type(function).__qualname__

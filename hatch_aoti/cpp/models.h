@@ -15,6 +15,7 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/cpu/Utils.h>
@@ -36,6 +37,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -560,6 +562,13 @@ inline std::pair<int, int> numbers(const std::string& version) {
   return {major, minor};
 }
 
+/// PyTorch's loader is not made for several threads that construct one at the same time (triton-inference-server/
+/// pytorch_backend#205).
+inline std::mutex& loading() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 constexpr const char* system_name =
@@ -612,6 +621,7 @@ class Model {
     check_operators(model);
     device_ = choose_device(model["device"].string(), options.device_index);
     const c10::OptionalDeviceGuard guard = current();  // loading would change which GPU is current
+    const std::lock_guard<std::mutex> one_at_a_time(detail::loading());
     try {
       loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
           path_.string(), artifact["entry"].string(), options.run_single_threaded, options.num_runners, device_.index());
@@ -651,6 +661,9 @@ class Model {
       const detail::Input& input = signature_.inputs[number];
       laid_out.at(input.place) = detail::lay_out(input, inputs[number]);
     }
+    // Sets the number of threads up in this thread, as eager's loops do; compiled ones ask OpenMP, which has a default of
+    // its own for each thread (pytorch/pytorch#37259).
+    at::get_num_threads();
     std::vector<at::Tensor> results = loader_->run(laid_out);
     for (size_t number = 0; number < inputs.size(); ++number) {
       const detail::Input& input = signature_.inputs[number];
