@@ -36,6 +36,7 @@ _COMPILE = "AOT_INDUCTOR_DEBUG_COMPILE"
 _SYMBOLS = "AOT_INDUCTOR_DEBUG_SYMBOLS"
 _PRINTER = "AOT_INDUCTOR_DEBUG_INTERMEDIATE_VALUE_PRINTER"
 _FILTER = "AOT_INDUCTOR_FILTERED_KERNELS_TO_PRINT"
+_SANITIZE = "HATCH_AOTI_SANITIZE"
 _TRACE = "TORCH_COMPILE_DEBUG"
 _TRACE_FOLDER = "TORCH_COMPILE_DEBUG_DIR"
 _LOGS = "TORCH_LOGS"
@@ -47,13 +48,14 @@ _VALUES = {
     _SYMBOLS: _FLAG,
     _PRINTER: ("0", "1", "2", "3"),
     _TRACE: _FLAG,
+    _SANITIZE: ("0", "address", "undefined", "address,undefined"),
     "DUMP_AOTI_MINIFIER": _FLAG,
     "AOTINDUCTOR_REPRO_LEVEL": ("1", "2", "3", "4"),
 }
 
 # Those that change the compiled code. TORCH_COMPILE_DEBUG does: it has comments written into the generated C++, which
 # move the line numbers of its assertions.
-_CHANGING = (_COMPILE, _SYMBOLS, _PRINTER, _FILTER, _TRACE)
+_CHANGING = (_COMPILE, _SYMBOLS, _PRINTER, _FILTER, _TRACE, _SANITIZE)
 
 # Those that make torch write, and those that only say how and where.
 _WRITING = (_LOGS, "TORCH_TRACE", "DUMP_AOTI_MINIFIER")
@@ -86,7 +88,15 @@ class Debugging:
     @property
     def symbols(self) -> bool:
         """Whether compiled code keeps what a debugger needs."""
-        return _COMPILE in self.changes or _SYMBOLS in self.changes
+        return not self.changes.keys().isdisjoint({_COMPILE, _SYMBOLS, _SANITIZE})
+
+    @property
+    def sanitizers(self) -> str:
+        """The sanitizers of the C++ compiler (`-fsanitize=`) for compiled code; empty for none.
+
+        Such code only loads in a process that has their run-time library in front, so no worker can verify it.
+        """
+        return self.changes.get(_SANITIZE, "")
 
     @property
     def saves_values(self) -> bool:

@@ -388,6 +388,7 @@ def _make(
                 inline_products=exported.plan.inline,
                 include_sources=job.request.include_sources,
                 symbols_for=job.folder_later / target.name if job.debugging.symbols else None,
+                sanitizers=job.debugging.sanitizers,
             )
     except CompileError:
         dump_minifier(source.program, all_options(target, options), "compile", job.folder)
@@ -401,7 +402,12 @@ def _make(
     try:
         with contextlib.chdir(job.folder) if job.debugging.saves_values else contextlib.nullcontext():
             verification = verify_artifact(
-                package, constants, source, exported.signature, entry, device=job.request.device
+                package,
+                constants,
+                source,
+                exported.signature,
+                dataclasses.replace(entry, verify=False) if job.debugging.sanitizers else entry,
+                device=job.request.device,
             )
     except ModelError:
         dump_minifier(source.program, all_options(target, options), "verify", job.folder)

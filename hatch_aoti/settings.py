@@ -271,6 +271,7 @@ _VARIABLES: Mapping[str, Callable[[str], Any]] = {
     _variable("build-timeout"): _integer_text,
     _variable("skip"): _boolean_text,
     _variable("trust-cache"): _boolean_text,
+    _variable("sanitize"): str,  # see `debugging`
 }
 
 

@@ -20,8 +20,10 @@ from filelock import FileLock
 from hatch_aoti.archive import extract_objects
 from hatch_aoti.cache import Cache
 from hatch_aoti.compiler.reproduce import PROGRAM, save_program
+from hatch_aoti.compiler.script import compiler_script
 from hatch_aoti.debugging import Debugging, read_debugging, relocated, settle, without_debugging
 from hatch_aoti.inspection import inspect_path
+from hatch_aoti.toolchain import find_toolchain
 
 # --- The variables, and what is wrong with them ---------------------------------------------------------------------
 
@@ -60,6 +62,25 @@ def test_variables_that_change_compiled_code_are_told_from_those_that_do_not():
     assert debugging.output["TORCH_TRACE"] == "/project/trace"
 
 
+def test_sanitizers_change_compiled_code_and_keep_what_names_its_lines():
+    debugging = read(HATCH_AOTI_SANITIZE="address,undefined")
+    assert debugging.changes == {"HATCH_AOTI_SANITIZE": "address,undefined"}
+    assert debugging.symbols
+    assert debugging.sanitizers == "address,undefined"
+    assert read(HATCH_AOTI_SANITIZE="0").sanitizers == ""
+
+
+@pytest.mark.parametrize("sanitizers", ["", "address"])
+def test_sanitizers_watch_what_is_compiled_and_not_the_headers_that_builds_share(tmp_path: Path, sanitizers: str):
+    seen = tmp_path / "compiler"
+    seen.write_text('#!/bin/sh\necho "$@"\n')
+    seen.chmod(0o755)
+    toolchain = dataclasses.replace(find_toolchain({}), command=(os.fspath(seen),))
+    script = compiler_script(toolchain, tmp_path, None, sanitizers)
+    assert ("-fsanitize=address" in run(script, "-o", tmp_path / "model.o").check().output) == bool(sanitizers)
+    assert "-fsanitize" not in run(script, "-o", tmp_path / "elsewhere" / "header.h.gch").check().output
+
+
 @pytest.mark.parametrize(
     ("name", "value", "telling"),
     [
@@ -68,6 +89,7 @@ def test_variables_that_change_compiled_code_are_told_from_those_that_do_not():
         ("DUMP_AOTI_MINIFIER", "yes", "must be 0 or 1"),
         ("AOTINDUCTOR_REPRO_LEVEL", "x", "must be 1, 2, 3 or 4"),
         ("TORCH_COMPILE_DEBUG", "2", "must be 0 or 1"),
+        ("HATCH_AOTI_SANITIZE", "thread", 'must be 0, address, undefined or address,undefined, but it is "thread"'),
         ("TORCH_LOGS_OUT", "nowhere/log.txt", "there is no folder /project/nowhere"),
     ],
 )

@@ -123,14 +123,16 @@ def compile_program(
     inline_products: bool = True,
     include_sources: bool = False,
     symbols_for: Path | None = None,
+    sanitizers: str = "",
 ) -> Compiled:
     """Compile a program for one target.
 
     `options` are inductor options over the target's own; `directory` is private to this call and receives
     everything that is generated, and the compiler's commands (`COMMANDS`); `cache` keeps the precompiled headers.
     Neither's path gets into the result. `inline_products` multiplies small weights in loops of the generated code.
-    With `include_sources` that code is among the files. `symbols_for` is for debuggers: the result keeps its
-    symbols, and they name this place for what is in `directory`. Raises `CompileError`.
+    With `include_sources` that code is among the files. `sanitizers` are the C++ compiler's (`-fsanitize=`).
+    `symbols_for` is for debuggers: the result keeps its symbols, and they name this place for what is in `directory`.
+    Raises `CompileError`.
     """
     import torch
     import torch._inductor
@@ -143,7 +145,7 @@ def compile_program(
                 hint="see torch/_inductor/config.py for the options of the installed torch",
             )
     merged = {
-        "cpp.cxx": (None, os.fspath(compiler_script(toolchain, directory, symbols_for))),
+        "cpp.cxx": (None, os.fspath(compiler_script(toolchain, directory, symbols_for, sanitizers))),
         # Kernels are compiled in this process's own children, so that they die with it.
         "compile_threads": 1,
         **all_options(target, options),

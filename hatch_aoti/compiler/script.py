@@ -22,11 +22,12 @@ OBJECTS = "objects"
 """The file, next to the script, with the paths of objects that are linked to every model."""
 
 
-def compiler_script(toolchain: Toolchain, directory: Path, symbols_for: Path | None) -> Path:
+def compiler_script(toolchain: Toolchain, directory: Path, symbols_for: Path | None, sanitizers: str = "") -> Path:
     """Write the script that stands in for the compiler, with the flags that keep the builder out of the result.
 
-    With `symbols_for` the builder is kept in, for debuggers. The script notes each command that makes something in
-    `directory`, in a form that a shell reads.
+    With `symbols_for` the builder is kept in, for debuggers. `sanitizers` (`-fsanitize=`) are for what is made in
+    `directory`, not for the precompiled headers, which all builds share. The script notes each command that makes
+    something in `directory`, in a form that a shell reads.
     """
     import torch
 
@@ -50,6 +51,9 @@ def compiler_script(toolchain: Toolchain, directory: Path, symbols_for: Path | N
         # executable stack, and glibc >= 2.41 refuses to load it.
         link = ["-Wl,-z,noexecstack"]
         link += ["-Wl,-s", "-Wl,--build-id=none"] if symbols_for is None else []
+    # `vptr` needs type information that torch's headers do not have.
+    sanitize = [f"-fsanitize={sanitizers}", "-fno-sanitize=vptr", "-fno-omit-frame-pointer", "-g1"]
+    sanitize = sanitize if sanitizers else []
     # torch tells compilers apart by their names.
     script = directory / ("clang++" if "clang" in toolchain.compiler.lower() else "g++")
     here = shlex.quote(os.fspath(directory))
@@ -65,6 +69,7 @@ def compiler_script(toolchain: Toolchain, directory: Path, symbols_for: Path | N
         "done\n"
         f'set -- {shlex.join(toolchain.command)} "$@" {shlex.join(maps)}\n'
         'if [ -n "$output" ]; then\n'
+        f'  set -- "$@" {shlex.join(sanitize)}\n'
         '  { printf "\\n# makes %s\\n" "${output##*/}"\n'
         '    for argument in "$@"; do\n'
         '      case "$argument" in\n'

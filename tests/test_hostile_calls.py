@@ -1,0 +1,79 @@
+"""No call may end the process, hang, or answer silently what eager would not: a table of calls, see `hostile_calls`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from conftest import REPOSITORY, Builder, run, unpack
+from filelock import FileLock
+from hostile_calls.project import write_project
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_RAW = "torch's own message, which names neither the model nor the argument, and RuntimeError for an index"
+
+KNOWN: dict[str, str] = {
+    r"^embedding-index_(?!last)": "SIGABRT: the check throws inside an OpenMP region (pytorch/pytorch#195402)",
+    r"^select-index_(?!last)": "SIGABRT for the same reason, and the last rows for -1 (pytorch/pytorch#169779)",
+    r"^truncate-(divisor_zeros?|dividend_min)-": "SIGFPE (pytorch/pytorch#143649)",
+    r"^modulo-divisor_zeros?-": _RAW,
+    r"^bag-(index_(?!last)|offsets_(?!at_end|empty_bags))": _RAW,
+    r"^(gather|scatter)-index_(?!last)": _RAW,
+    r"^(put|take)-index_(below|high|far|min|max|all_high|wraps)": _RAW,
+    r"^dropout-": "other random numbers than eager's",
+}
+"""Regular expressions of the combinations that are at fault, with the reason. One that finds none must be taken out."""
+
+LAYERED = ("mlp", "embedding", "select", "attention")
+"""The kinds that are compiled for two targets as well: with external constants, a bundle, checked indices."""
+
+
+def built(shared: Path, environ: dict[str, str], name: str, *options: tuple[str, ...]) -> Path:
+    """Return a folder with the wheel, built once in a test run, to put on an import path."""
+    with FileLock(shared / f"{name}.lock"):
+        installed = shared / f"{name}-installed"
+        if not installed.exists():
+            shutil.rmtree(shared / name, ignore_errors=True)
+            wheel = Builder(environ).wheel(write_project(shared / name, *options))
+            unpack(wheel, shared / f"{name}-partial").rename(installed)
+    return installed
+
+
+def judged(installed: Path, *options: str) -> dict[str, tuple[str, str]]:
+    """Return (verdict, detail) of each combination."""
+    environ = {**os.environ, "PYTHONPATH": os.fspath(REPOSITORY / "tests"), "PYTHONWARNINGS": ""}
+    done = run(sys.executable, "-m", "hostile_calls.judge", installed, *options, environ=environ).check()
+    lines = [json.loads(line) for line in done.output.splitlines() if line.startswith("{")]
+    return {line["id"]: (line["verdict"], line["detail"]) for line in lines}
+
+
+def faults(verdicts: dict[str, tuple[str, str]]) -> dict[str, str]:
+    """Return what is at fault and not known."""
+    found = {key: detail for key, (verdict, detail) in verdicts.items() if verdict == "fault"}
+    return {key: detail for key, detail in found.items() if not any(re.search(known, key) for known in KNOWN)}
+
+
+def test_every_hostile_call_is_answered_as_eager_does_or_refused_by_name(shared: Path, environ: dict[str, str]) -> None:
+    """pytorch/pytorch#195402, #143649, #169779, #194329 and their siblings: each kind of model, each kind of call."""
+    verdicts = judged(built(shared, environ, "hostile"))
+    assert len(verdicts) >= 400
+    assert faults(verdicts) == {}
+    wrong = [key for key, (verdict, _) in verdicts.items() if verdict == "fault"]
+    assert [known for known in KNOWN if not any(re.search(known, key) for key in wrong)] == []
+
+
+@pytest.mark.parametrize("options", [(), ("--lower",)], ids=["best", "lowest"])
+def test_every_target_of_a_wheel_stands_the_same_calls(
+    shared: Path, environ: dict[str, str], options: tuple[str, ...]
+) -> None:
+    installed = built(shared, environ, "hostile-layered", LAYERED, ("x86-64-v2", "x86-64-v4"))
+    verdicts = judged(installed, "--only=-(index_|as_is|autocast|empty|thread|no_storage|transposed)", *options)
+    assert len(verdicts) >= 20
+    assert faults(verdicts) == {}
