@@ -14,6 +14,7 @@ from torch import nn
 from torch._inductor import codecache
 from torch.nn import functional
 
+from hatch_aoti.cache import Cache
 from hatch_aoti.compiler import compile_program
 from hatch_aoti.compiler.names import operator_names
 from hatch_aoti.errors import CompileError
@@ -73,10 +74,10 @@ def generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., s
             compile_program(
                 program,
                 target,
-                find_toolchain(),
+                find_toolchain(os.environ),
                 options={"freezing": True},
                 directory=tmp_path,
-                headers=tmp_path / "headers",
+                cache=Cache(tmp_path / "cache"),
                 seed=0,
             )
         return generated.pop()

@@ -5,6 +5,7 @@ One model has all operators, each with inputs of its own, so that one of them ca
 
 from __future__ import annotations
 
+import os
 import textwrap
 import threading
 import warnings
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 from hatch_aoti.accessor.calls import caller
 from hatch_aoti.archive import ENTRY, write_package
+from hatch_aoti.cache import Cache
 from hatch_aoti.compiler import compile_program
 from hatch_aoti.compiler.checks import guard_kernels
 from hatch_aoti.signature import read_signature
@@ -75,7 +77,13 @@ def compiled(tmp_path_factory):
         )
         [target] = resolve_targets([], system="Linux", machine="x86_64", builder_features=builder_cpu_features())
         made = compile_program(
-            program, target, find_toolchain(), options={}, directory=folder, headers=folder / "headers", seed=0
+            program,
+            target,
+            find_toolchain(os.environ),
+            options={},
+            directory=folder,
+            cache=Cache(folder / "cache"),
+            seed=0,
         )
     write_package(folder / "model.pt2", {ENTRY: made.files})
     loader = torch._C._aoti.AOTIModelPackageLoader(str(folder / "model.pt2"), ENTRY, False, 1, -1)
