@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["keep_semantics"]
 
+_TO_THE_END = (1 << 63) - 1
+
 
 def keep_semantics(module: torch.fx.GraphModule) -> None:
     """Rewrite operators of an exported program's module, in place, so that they compile to what eager computes.
@@ -20,6 +22,7 @@ def keep_semantics(module: torch.fx.GraphModule) -> None:
       (pytorch/pytorch#169779). They become an index that is out of range of every dimension.
     - `//` and `%` of floating point go by the remainder, as in c10/util/generic_math.h; compiled, they would round the
       quotient first: 1.0 // 0.1 is 9, not 10 (pytorch/pytorch#197895).
+    - Offsets of bags that fall are refused; eager's operator, if it has one thread, reads beyond the indices.
     - An index that is computed from values is checked; compiled, `x[index]` would read whatever lies there.
     - A power of integers is an integer for a base that is a number, too.
     """
@@ -30,6 +33,8 @@ def keep_semantics(module: torch.fx.GraphModule) -> None:
         aten.index_select.default: _with_checked_index,
         aten.index_add.default: _with_checked_index,
         aten.index_copy.default: _with_checked_index,
+        aten.embedding_bag.default: _with_checked_offsets,
+        aten.embedding_bag.padding_idx: _with_checked_offsets,
         aten.div.Tensor_mode: _floor_quotient,
         aten.div.Scalar_mode: _floor_quotient,
         aten.floor_divide.default: _floor_quotient,
@@ -59,6 +64,18 @@ def _with_checked_index(call: Any, node: torch.fx.Node) -> None:
     assert isinstance(index, torch.fx.Node)  # noqa: S101 - as the operators' schemas have it
     beyond = torch.iinfo(index.meta["val"].dtype).max // 2
     node.update_arg(2, call(aten.masked_fill.Scalar, (index, call(aten.lt.Scalar, (index, 0)), beyond)))
+
+
+def _with_checked_offsets(call: Any, node: torch.fx.Node) -> None:
+    """Let offsets that fall begin with one that the operator refuses: its first bag must begin at 0."""
+    import torch
+
+    aten, offsets = torch.ops.aten, node.args[2]
+    assert isinstance(offsets, torch.fx.Node)  # noqa: S101 - as the operators' schemas have it
+    beyond = torch.iinfo(offsets.meta["val"].dtype).max // 2
+    before, after = (call(aten.slice.Tensor, (offsets, 0, *ends)) for ends in ((0, -1), (1, _TO_THE_END)))
+    fall = call(aten.any.default, (call(aten.lt.Tensor, (after, before)),))
+    node.update_arg(2, call(aten.masked_fill.Scalar, (offsets, fall, beyond)))
 
 
 def _check_selection(call: Any, node: torch.fx.Node) -> None:
