@@ -77,7 +77,10 @@ class Reporter:
             self._progress = None
 
     def stage(self, model: str, stage: str) -> None:
-        """Say that `model` enters `stage`; `start` begins its clock, `done` and `failed` stop it."""
+        """Say that `model` enters `stage`; `start` begins its clock, `done` and `failed` stop it.
+
+        A step of a stage (`verify: x with nan in it`) shows in a terminal, and is no line of a log.
+        """
         now = time.monotonic()
         with self._guard:
             started = self._started.setdefault(model, now)
@@ -91,7 +94,7 @@ class Reporter:
                     self._progress.remove_task(task)
                 else:
                     self._progress.update(task, stage=stage)
-            elif stage != "start":
+            elif stage != "start" and ": " not in stage:
                 self._print(f"aoti: {model}: {stage} ({now - started:.1f} s)")
 
     def seconds(self, model: str) -> float:
