@@ -98,6 +98,7 @@ class Artifact:
     cached: bool
     record: dict[str, Any]
     max_error: float | None  # largest difference from eager at the build that made it; None if not checked
+    undefined_on: tuple[str, ...] = ()  # see `Verification`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,6 +341,7 @@ def read_artifact(entry: Path, target: str, key: str, file_name: str, *, cached:
         cached=cached,
         record=record,
         max_error=measured["max_error"],
+        undefined_on=tuple(measured["undefined_on"]),
     )
 
 
@@ -422,7 +424,8 @@ def _make(
         "seed": entry.seed,
         "verified": verification.record,
     }
-    (finished / _MEASURED).write_text(json.dumps({"max_error": verification.max_error}), encoding="utf-8")
+    measured = {"max_error": verification.max_error, "undefined_on": verification.undefined_on}
+    (finished / _MEASURED).write_text(json.dumps(measured), encoding="utf-8")
     (finished / _RECORD).write_text(json.dumps(record, sort_keys=True), encoding="utf-8")
     if not job.anew:
         shutil.rmtree(work)

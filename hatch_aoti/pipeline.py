@@ -111,6 +111,7 @@ def build_models(
         environment=shaping_variables(environ),
     )
     _report(results, reporter)
+    _note_undefined(results, reporter)
     _explain_tag(tag, reporter)
     _warn_of_tuning(settings.models, reporter)
     _note_equal_weights(results, settings.models, reporter)
@@ -540,6 +541,17 @@ def _warn_of_tuning(entries: Mapping[str, ModelSettings], reporter: Reporter) ->
             reporter.note(
                 f"{name}: `{tuned[0]}` chooses kernels by measuring them here, so another build may choose others and "
                 "give another wheel"
+            )
+
+
+def _note_undefined(results: Sequence[ModelResult], reporter: Reporter) -> None:
+    """Say where a model answers with numbers what eager answers with NaN: no fault, but worth knowing."""
+    for result in results:
+        calls = dict.fromkeys(call for artifact in result.artifacts for call in artifact.undefined_on)
+        if calls:
+            reporter.note(
+                f"{result.name}: with {' and '.join(calls)}, eager gives NaN, or other integers, where the compiled "
+                "model gives numbers"
             )
 
 
