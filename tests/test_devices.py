@@ -191,7 +191,9 @@ def test_results_of_another_machine_are_not_taken_for_this_ones(tmp_path, monkey
             plan=Plan(freeze=False, external=False, inline=True),
         )
         plain = ModelRequest(**json.loads(json.dumps(dataclasses.asdict(request))))
-        work = job.ModelJob(plain, tmp_path, tmp_path / "c", tmp_path, tmp_path, Debugging(), anew=False, environ=environ)
+        work = job.ModelJob(
+            plain, tmp_path, tmp_path / "c", tmp_path, tmp_path, Debugging(), anew=False, environ=environ
+        )
         Cache(work.cache).root.mkdir(exist_ok=True)
         keys.add(job._artifact(work, exported, TARGETS[0], "scale.pt2").key)
     assert len(results) == len(keys) == 3
@@ -199,7 +201,11 @@ def test_results_of_another_machine_are_not_taken_for_this_ones(tmp_path, monkey
 
 def make_nothing(_job, _exported, _target, _toolchain, _options, file_name, directory) -> None:
     (directory / "entry").mkdir()
-    for name, text in {file_name: "", "artifact.json": "{}", "measured.json": '{"max_error": null, "undefined_on": []}'}.items():
+    for name, text in {
+        file_name: "",
+        "artifact.json": "{}",
+        "measured.json": '{"max_error": null, "undefined_on": []}',
+    }.items():
         (directory / "entry" / name).write_text(text, encoding="utf-8")
 
 
@@ -534,7 +540,9 @@ def test_constants_in_a_file_are_copied_to_a_gpu_and_shared_on_the_cpu(tmp_path,
     monkeypatch.setattr(module, "map_constants", lambda *_: {"w": "tensor"})
     for device, state in (("cuda", ()), ("cpu", ()), ("cpu", ("count",))):
         signature = dataclasses.replace(ON_GPU, state=state)
-        model = types.SimpleNamespace(name="double", constants="c", constants_id="", device=device, signature=signature, folder=tmp_path)
+        model = types.SimpleNamespace(
+            name="double", constants="c", constants_id="", device=device, signature=signature, folder=tmp_path
+        )
         module._give_constants(model, lambda *arguments: given.append(arguments))
     # tensors, use_inactive, check_full_update, user_managed, allow_h2d_copy: torch excludes the last two together
     assert given == [({"w": "tensor"}, False, True, shared, not shared) for shared in (False, True, False)]
