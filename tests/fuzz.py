@@ -158,7 +158,8 @@ def compare(number, model, args):
     got, raised = outcome(model, args)
     if error is not None or raised is not None:
         assert (error is None) == (raised is None), f"eager: {told(error)}; compiled: {told(raised)}"
-        assert isinstance(raised, type(error)), f"eager: {told(error)}; compiled: {told(raised)}"
+        # Of several faults in the values, eager finds the first operator's, and compiled code that of its first loop.
+        assert isinstance(raised, IndexError | RuntimeError), f"eager: {told(error)}; compiled: {told(raised)}"
         assert model.name in str(raised), f"does not name the model: {told(raised)}"
         return
     for (name, places), a, b in zip(graph.steps, got, want, strict=True):

@@ -159,7 +159,17 @@ def judge(kind: Any, model: Any, place: int, call: str, only: str = "") -> tuple
     return verdict, detail
 
 
-_UNCOMPARABLE = {"no_storage", "short_storage", "nested", "jagged", "sparse_coo", "sparse_csr", "mkldnn", "quantised"}
+_UNCOMPARABLE = {
+    "forked",
+    "no_storage",
+    "short_storage",
+    "nested",
+    "jagged",
+    "sparse_coo",
+    "sparse_csr",
+    "mkldnn",
+    "quantised",
+}
 
 
 def _verdict(name: str, want: tuple[bool, Any], got: tuple[bool, Any], good: bool, refused: bool) -> tuple[str, str]:
