@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import AotiError, Problem, SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from hatchling.metadata.core import ProjectMetadata
     from packaging.requirements import Requirement
@@ -48,10 +50,11 @@ def read_project(
     """Read the project of `metadata`; `hook_config` is the table that turns the build hook on.
 
     Raises `SettingsError` with everything that is wrong in the configuration, and `AotiError` if the wheel has no
-    package for the models.
+    package for the models, or if Python and PyTorch would not find the same files by their names.
     """
     from hatchling.builders.wheel import WheelBuilder
 
+    from hatch_aoti.cache import default_cache_dir
     from hatch_aoti.layout import read_layout
 
     root = Path(metadata.root)
@@ -59,10 +62,14 @@ def read_project(
     # A builder of its own: hatchling computes and keeps the file patterns on first use, and the hook may still have to
     # add to those of the running build.
     builder = WheelBuilder(metadata.root, metadata=metadata)
-    files = (
+    files = [
         (file.relative_path.replace(os.sep, "/"), file.distribution_path.replace(os.sep, "/"))
         for file in builder.recurse_selected_project_files()
-    )
+    ]
+    folders = (str(root), str(settings.cache_dir or default_cache_dir()), tempfile.gettempdir())
+    # Also the names that hatchling was given: it finds no files by those that it cannot encode.
+    given = (settings.package or "", *builder.config.packages)
+    _check_names([*folders, *given, *(source for source, _ in files)])
     layout = read_layout(files, root=root, package=settings.package)
     dependencies = tuple(metadata.core.dependencies_complex.values())
     return Project(root, metadata.version, metadata.core.requires_python, dependencies, settings, layout)
@@ -80,6 +87,22 @@ def open_project(root: Path, *, environ: Mapping[str, str]) -> Project:
         return read_project(builder.metadata, hook_config, environ=environ)
     except (ValueError, TypeError, OSError) as error:  # hatchling's, whose texts name the field or the file
         raise AotiError(f"{root / 'pyproject.toml'}: {error}") from error
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raise `AotiError` for a name that means one file to Python and another to PyTorch, whose C++ code takes UTF-8.
+
+    That is so without a UTF-8 locale where Python's own remedies for it (PEP 538 and 540) are off, or for another
+    locale than C.
+    """
+    encoding = sys.getfilesystemencoding()
+    name = next((name for name in names if not name.isascii()), None)
+    if encoding != "utf-8" and name is not None:
+        shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        raise AotiError(
+            f'"{shown}" is not ASCII, and Python takes the names of files for {encoding} here, but PyTorch for UTF-8: '
+            "set PYTHONUTF8=1, or a UTF-8 locale (LC_ALL=C.UTF-8)"
+        )
 
 
 def _read_settings(

@@ -194,9 +194,18 @@ def reproduce(
 
 
 def _other_facts(released: Mapping[str, str], rebuilt: Mapping[str, str]) -> Iterator[Fact]:
+    """Yield what differs. Of artifacts that only one has, no facts are: the models' targets are, and say it."""
+    artifacts = [{_artifact(name) for name in facts} for facts in (released, rebuilt)]
+    of_one = artifacts[0] ^ artifacts[1]
     for name in dict.fromkeys([*released, *rebuilt]):
-        if released.get(name) != rebuilt.get(name):
+        if _artifact(name) not in of_one and released.get(name) != rebuilt.get(name):
             yield Fact(name, released.get(name, ""), rebuilt.get(name, ""))
+
+
+def _artifact(fact: str) -> str:
+    """Return the artifact, `model, target`, that a fact is about, or an empty string."""
+    about = fact.partition(": ")[0]
+    return about if ", " in about else ""
 
 
 def _constraints(release: Release) -> Iterator[str]:

@@ -224,6 +224,7 @@ def _compare_contents(left: bytes, right: bytes, where: str) -> Iterator[str]:
     changed = [line for line in changes if not line.startswith(("---", "+++"))]
     if not changed or any("\0" in line for line in changed):
         yield f"{where}: {_first_difference(left, right)}"
+        return
     for line in changed[:_MOST_LINES]:
         yield f"{where}: {printable(line[:300])}"
     if len(changed) > _MOST_LINES:

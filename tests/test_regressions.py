@@ -10,7 +10,18 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import Builder, names_in, read_only, run, run_python, snapshot, unpack, write_files
+from conftest import (
+    TINY_MODULE,
+    TINY_PYPROJECT,
+    Builder,
+    names_in,
+    read_only,
+    run,
+    run_python,
+    snapshot,
+    unpack,
+    write_files,
+)
 from filelock import FileLock
 from test_build import TINY_FILES, TINY_OWN, edit, metadata, wheel_files
 
@@ -396,3 +407,51 @@ def test_the_oldest_supported_hatchling_and_the_newest_build_the_same_files(
     [sdist] = (tiny / "dist").glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         assert not [name for name in archive.getnames() if name.endswith(".pt2")]
+
+
+# --- Names beyond ASCII ---------------------------------------------------------------------------------------------
+
+# Python has remedies for the C locale (PEP 538 and 540), and without them takes the names of files for ASCII.
+C_LOCALE = {"LC_ALL": "C", "LANG": "C"}
+BARE_C_LOCALE = {**C_LOCALE, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+
+
+def test_names_beyond_ascii_work_in_the_c_locale_or_are_refused(
+    build: Builder, environ: dict[str, str], tmp_path: Path
+):
+    """A package and its files may have any name that Python admits; what prints them knows that a terminal may not."""
+    tables = '[tool.hatch.build.targets.wheel]\npackages = ["src/müller"]\n\n[tool.aoti.models.scale]'
+    pyproject = TINY_PYPROJECT.replace("tiny.model", "müller.modül").replace("[tool.aoti.models.scale]", tables)
+    files = {"src/müller/__init__.py": "", "src/müller/modül.py": TINY_MODULE}
+    root = write_files(tmp_path / "project", {"pyproject.toml": pyproject, **files})
+    said = build(root, "--wheel", **BARE_C_LOCALE)
+    assert said.returncode != 0
+    assert r'"src/m\xfcller" is not ASCII, and Python takes the names of files for ascii here' in said.output
+    assert "Traceback" not in said.output
+    wheel = build.wheel(root, "--wheel", **C_LOCALE)
+    site = unpack(wheel, tmp_path / "site")
+    # ASCII: not every locale has a program with umlauts.
+    use = r"import os, importlib, torch; m = importlib.import_module(os.fsdecode(b'm\xc3\xbcller') + '._models');"
+    for locale, name, dots in ((C_LOCALE, "müller", "…"), (BARE_C_LOCALE, r"m\xfcller", r"\u2026")):
+        at = {**environ, **locale, "PYTHONPATH": os.fspath(site)}
+        called = run(sys.executable, "-c", f"{use} print(m.scale(torch.ones(3, 4)).sum().item())", environ=at)
+        assert called.check().output.strip() == "36.0"
+        listed = run(sys.executable, "-m", "müller._models", environ=at).check().output
+        assert f"source: {name}.mod" in listed
+        assert f"n = 1{dots}16" in listed
+        folder = run(sys.executable, "-m", "müller._models", "--cmake-dir", environ=at).check().output
+        assert folder == f"{site}/müller/cmake\n"
+        for command in ("inspect", "verify"):
+            assert name in run(sys.executable, "-m", "hatch_aoti", command, wheel, environ=at).check().output
+    # PyTorch's own function gets the path as it is.
+    refused = run(sys.executable, "-c", f"{use} m.load('scale')", environ=at)
+    assert "LoadError: scale: PyTorch cannot load" in refused.output
+    assert "Python takes it for ascii, but PyTorch for UTF-8: set PYTHONUTF8=1" in refused.output
+    (tmp_path / "plätze").mkdir()
+    elsewhere = run(
+        sys.executable,
+        "-c",
+        f"{use} print(m.scale(torch.ones(3, 4)).sum().item())",
+        environ={**at, "TMPDIR": os.fspath(tmp_path / "plätze")},
+    )
+    assert elsewhere.check().output.strip() == "36.0"

@@ -520,6 +520,13 @@ OTHER = {
 }
 
 
+def test_of_another_target_only_the_name_is_said(members: Members, example_wheel: Path, tmp_path: Path):
+    edit_manifest(members, artifact_says("target.name", "x86-64-v2"))
+    said = rebuild(write_as(example_wheel, tmp_path, members), source_with(tmp_path, example_wheel), "--json").output
+    facts = json.loads(said[said.index("\n{") :])["facts"]
+    assert [fact["name"] for fact in facts] == ["digits: targets", "ranker: targets"]
+
+
 @pytest.mark.parametrize(("edit", "words"), OTHER.values(), ids=OTHER.keys())
 def test_another_input_of_the_build_is_named(
     edit: Callable[[dict[str, Any]], None], words: list[str], members: Members, example_wheel: Path, tmp_path: Path
@@ -637,6 +644,13 @@ def test_a_release_is_made_again_from_nothing(tiny: Path, build: Builder, enviro
     ran = command("reproduce", kept, "--source", tiny, "--no-isolation", environ=environ).check()
     assert "IDENTICAL" in ran.output
     assert not (tiny / "dist").exists()
+    # With another flag it is another wheel, and the flag is what is named.
+    flagged = {**environ, "CXX": "g++ -fno-plt"}
+    ran = command("reproduce", kept, "--source", tiny, "--no-isolation", "--json", environ=flagged)
+    assert ran.returncode == 1
+    found = json.loads(ran.output[ran.output.index("\n{") :])
+    assert found["facts"] == [{"name": "arguments in CXX", "released": "", "rebuilt": "-fno-plt"}]
+    assert {"tiny/scale.pt2", "tiny/_models.json"} <= {item["name"] for item in found["differences"]}
 
 
 # --- The bill of materials ------------------------------------------------------------------------------------------

@@ -485,7 +485,7 @@ def _open(model: Model, variant: Variant, device_index: int = -1) -> Any:
     if loader_class is None:  # a later torch: its own function knows how
         single = model.options.run_single_threaded
         with _alone(model, variant) as alone:
-            loader = _aoti_load_package(str(alone), run_single_threaded=single, device_index=device_index).loader
+            loader = _aoti_load_package(_utf8_name(alone), run_single_threaded=single, device_index=device_index).loader
         _give_constants(model, loader.load_constants)
         return loader
     options, failures = model.options, []
@@ -495,7 +495,7 @@ def _open(model: Model, variant: Variant, device_index: int = -1) -> Any:
             again, keep = not model.signature.state, model.device != "cpu" or bool(model.build.debug)
             with _unpacked(model, variant, place, again=again, keep=keep) as folder:
                 loader = loader_class(
-                    str(folder), variant.entry, options.run_single_threaded, options.num_runners, device_index
+                    _utf8_name(folder), variant.entry, options.run_single_threaded, options.num_runners, device_index
                 )
             _give_constants(model, loader.load_constants)
         except LoadError:
@@ -791,6 +791,17 @@ def _unpacked(model: Model, variant: Variant, place: Path, *, again: bool, keep:
             yield folder
 
 
+def _utf8_name(path: Path) -> str:
+    """Return a path as a text for PyTorch's C++ code, which takes it for UTF-8. Raises OSError if Python does not."""
+    name = str(path)
+    if name.encode("utf-8", "surrogatepass") != os.fsencode(name):
+        raise OSError(
+            f"its name is not ASCII, and Python takes it for {sys.getfilesystemencoding()}, but PyTorch for UTF-8: set "
+            "PYTHONUTF8=1, or a UTF-8 locale"
+        )
+    return name
+
+
 def _aoti_load_package(path: str, **options: Any) -> AOTICompiledModel:
     """Call `torch._inductor.aoti_load_package` without its false alarms.
 
@@ -851,7 +862,8 @@ def _load_package(model: Model, device_index: int, run_single_threaded: bool) ->
     before = set(place.glob("aotinductor_*"))
     try:
         with _alone(model, variant) as alone:
-            package = _aoti_load_package(str(alone), run_single_threaded=run_single_threaded, device_index=device_index)
+            file = _utf8_name(alone)
+            package = _aoti_load_package(file, run_single_threaded=run_single_threaded, device_index=device_index)
         _give_constants(model, package.loader.load_constants)
     except LoadError:
         raise
@@ -891,7 +903,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.verify:
         wrong = _wrong_files(list(MODELS.values()))
-        sys.stdout.write("\n".join(wrong or ["All files are as they were built."]) + "\n")
+        _print("\n".join(wrong or ["All files are as they were built."]))
         return 1 if wrong else 0
     try:
         text = (
@@ -904,8 +916,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LoadError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"{text}\n")
+    _print(text)
     return 0
+
+
+def _print(text: str) -> None:
+    """Print a line, with escapes for what the encoding of the output does not have."""
+    try:
+        sys.stdout.write(f"{text}\n")
+    except UnicodeEncodeError:
+        encoding = sys.stdout.encoding
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 def _listing() -> str:

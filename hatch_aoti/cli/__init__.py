@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import NoReturn
 
@@ -31,6 +32,8 @@ for _command in (bench, build, cache, inspect, reproduce, verify):
 
 def main() -> NoReturn:
     """Run the command that the process was given, and exit: 0, 1 for an expected failure, 2 for wrong arguments."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error is: names and shapes are not all ASCII
     try:
         commands(prog_name="hatch-aoti")
     except (AotiError, OSError) as error:
