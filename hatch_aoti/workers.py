@@ -159,6 +159,12 @@ def report_stage(stage: str) -> None:
     _send(stage)
 
 
+def report_to(build: IO[str]) -> None:
+    """Have stages written to `build`, a line each: a process has one build to report to."""
+    global _events  # noqa: PLW0603
+    _events = build
+
+
 def last_stage() -> str:
     """Return the stage that a job reported last."""
     return _stages[-1]
@@ -401,7 +407,6 @@ def _children() -> set[int]:
 
 def _work(task: Path, result: Path, pipe: int, watched: int) -> None:
     """Be a worker, and never return."""
-    global _events  # noqa: PLW0603 - a process has one build to report to
     status = 1
     try:
         with contextlib.suppress(OSError):
@@ -412,7 +417,7 @@ def _work(task: Path, result: Path, pipe: int, watched: int) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        _events = os.fdopen(_out_of_the_way(pipe), "w", encoding="utf-8")
+        report_to(os.fdopen(_out_of_the_way(pipe), "w", encoding="utf-8"))
         threading.Thread(target=_die_with_the_build, args=(_out_of_the_way(watched),), daemon=True).start()
         os.environ.clear()
         os.environ.update(job["environ"])
