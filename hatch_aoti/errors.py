@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
 import difflib
 import errno
 import os
@@ -13,11 +19,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MAKE_ROOM",
+    "SAVE_AGAIN",
     "AotiError",
     "CompileError",
     "ModelError",
     "Problem",
+    "SavedProgramError",
     "SettingsError",
+    "UnsupportedModelError",
     "did_you_mean",
     "full_disk",
 ]
@@ -117,3 +126,18 @@ def did_you_mean(word: str, choices: Sequence[str] | Iterable[str]) -> str:
     """Return ` Did you mean "x"?` for the choice nearest to `word`, or an empty string when none is near."""
     near = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.6)
     return f' Did you mean "{near[0]}"?' if near else ""
+
+
+class UnsupportedModelError(AotiError):
+    """The program does something for which a compiled call cannot keep eager's behaviour; the text names it."""
+
+
+SAVE_AGAIN: Final = "save it again with `torch.export.save(program, path)`"
+
+
+class SavedProgramError(AotiError):
+    """A file that is no exported program, or none that may be loaded; `hint` says what to do."""
+
+    def __init__(self, reason: str, hint: str = SAVE_AGAIN) -> None:
+        self.reason, self.hint = reason, hint
+        super().__init__(f"{reason}. What to do: {hint}")

@@ -16,11 +16,11 @@ import sys
 import traceback
 from pathlib import Path
 
-from hatch_aoti import workers
-from hatch_aoti.cache import Cache, file_digest, open_cache
+from hatch_aoti.artifact.cache import Cache, file_digest, open_cache
+from hatch_aoti.build import workers
+from hatch_aoti.build.progress import Reporter
 from hatch_aoti.errors import AotiError
-from hatch_aoti.progress import Reporter
-from hatch_aoti.project import build_project, open_project
+from hatch_aoti.plugin.project import build_project, open_project
 
 SUMS = "SHA256SUMS.json"
 PATIENCE = 120  # seconds; not what is tested, only an end to waiting for a FIFO

@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from hatch_aoti.accessor import AccessorModel, Variant
-from hatch_aoti.signature import (
-    Signature,
-    inductor_options,
-    make_serialisable,
-    plain_containers,
-    read_signature,
-    register_output_types,
-)
+from hatch_aoti.compiler.serialise import inductor_options, make_serialisable, plain_containers
+from hatch_aoti.export.containers import register_output_types
+from hatch_aoti.export.signature import read_signature
+from hatch_aoti.runtime.models import Variant
+from hatch_aoti.wheel.accessor import AccessorModel
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from hatch_aoti.runtime.contract import Signature
 
 
 class Pair(NamedTuple):

@@ -25,8 +25,9 @@ import torch
 from filelock import FileLock
 from support_models import Answer, Everything, Pair, Square, compile_model
 
-from hatch_aoti.accessor import AccessorModel, Variant, render, reserved_names
-from hatch_aoti.accessor.contract import (
+from hatch_aoti.artifact.archive import read_package, write_package
+from hatch_aoti.artifact.constants_file import write_constants
+from hatch_aoti.runtime.contract import (
     Constant,
     Dim,
     Group,
@@ -37,9 +38,9 @@ from hatch_aoti.accessor.contract import (
     TensorInput,
     TensorOutput,
 )
-from hatch_aoti.archive import read_package, write_package
-from hatch_aoti.constants import write_constants
-from hatch_aoti.settings import RESERVED_NAMES
+from hatch_aoti.runtime.models import Variant
+from hatch_aoti.settings.reader import RESERVED_NAMES
+from hatch_aoti.wheel.accessor import AccessorModel, render, reserved_names
 
 BUILD = {"torch_version": "2.13.0+cpu", "system": "Linux", "machine": "x86_64", "hatch_aoti_version": "1.2"}
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hatch_aoti import archive
-from hatch_aoti.archive import extract_objects, join_packages, read_package, write_package
+from hatch_aoti.artifact import archive
+from hatch_aoti.artifact.archive import extract_objects, join_packages, read_package, write_package
 from hatch_aoti.errors import AotiError
 
 FILES = {"model.so": b"\x7fELF" + bytes(5000), "model_metadata.json": b'{"AOTI_DEVICE_KEY": "cpu"}'}

@@ -17,15 +17,15 @@ import pytest
 import torch
 from conftest import TINY_PYPROJECT, Ran, run, run_python, snapshot, write_files
 
-from hatch_aoti import project
-from hatch_aoti.accessor.contract import Constant, Dim, Group, Omitted, Parameter, Signature, Size, TensorInput
-from hatch_aoti.accessor.runtime import Model
 from hatch_aoti.benchmark import measure, reference, wheel
 from hatch_aoti.benchmark.contender import CONTENDERS, leaves
 from hatch_aoti.benchmark.figures import Builds, ContenderFigures, Machine, ModelFigures, Report, Spread
 from hatch_aoti.benchmark.processes import ContenderError, Fresh
 from hatch_aoti.benchmark.table import human_time
 from hatch_aoti.errors import AotiError
+from hatch_aoti.plugin import project
+from hatch_aoti.runtime.contract import Constant, Dim, Group, Omitted, Parameter, Signature, Size, TensorInput
+from hatch_aoti.runtime.models import Model
 
 # A model that TorchScript cannot have.
 MODULE = """

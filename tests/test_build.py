@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from hatch_aoti.requirements import extra_requirement
+from hatch_aoti.plugin.requirements import extra_requirement
 
 
 def wheel_files(info: str, package: str, own: list[str], models: list[str]) -> list[str]:

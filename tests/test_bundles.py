@@ -18,14 +18,14 @@ import pytest
 from conftest import names_in, run, run_python
 from guide_project import BUNDLED
 
-from hatch_aoti.archive import read_package, write_package
-from hatch_aoti.cache import Cache
+from hatch_aoti.artifact.archive import read_package, write_package
+from hatch_aoti.artifact.cache import Cache
+from hatch_aoti.build.report import note_equal_weights
+from hatch_aoti.compiler.target import Target
 from hatch_aoti.errors import AotiError
-from hatch_aoti.job import Artifact, ModelResult
-from hatch_aoti.model_files import locate_models
-from hatch_aoti.pipeline import _note_equal_weights
-from hatch_aoti.settings import ModelSettings
-from hatch_aoti.target import Target
+from hatch_aoti.job.values import Artifact, ModelResult
+from hatch_aoti.settings.model import ModelSettings
+from hatch_aoti.wheel.model_files import locate_models
 
 if TYPE_CHECKING:
     from conftest import Builder
@@ -305,6 +305,6 @@ def test_equal_weights_in_a_bundle_are_pointed_out(change: dict, said: bool, tmp
     results.append(result(tmp_path, "other", **{**about, "constants": "cd"}))
     entries = {name: settings(name, None if name == "alone" else "text") for name in (r.name for r in results)}
     notes = Notes()
-    _note_equal_weights(results, entries, notes)
+    note_equal_weights(results, entries, notes)
     expected = "bundle text: encode and decode have the same weights, compiled into each of them; `constants ="
     assert [note.startswith(expected) for note in notes] == [True] * said

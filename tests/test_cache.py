@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hatch_aoti.cache import Cache, open_cache
+from hatch_aoti.artifact.cache import Cache, open_cache
 from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:

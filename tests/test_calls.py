@@ -21,9 +21,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support_models import Answer, Pair
 
-from hatch_aoti.accessor import AccessorModel, Variant, _declaration, render
-from hatch_aoti.accessor.calls import DEFAULT, caller
-from hatch_aoti.accessor.contract import (
+from hatch_aoti.runtime.calls import DEFAULT, caller
+from hatch_aoti.runtime.contract import (
     Constant,
     Dim,
     Group,
@@ -35,6 +34,8 @@ from hatch_aoti.accessor.contract import (
     TensorInput,
     TensorOutput,
 )
+from hatch_aoti.runtime.models import Variant
+from hatch_aoti.wheel.accessor import AccessorModel, _declaration, render
 
 BATCH = Size(((1, "batch"),))
 BATCH_DIM = (Dim("batch", 1, 64),)

@@ -15,7 +15,7 @@ import torch
 from conftest import Builder, Ran, run, run_python, snapshot, unpack, write_files
 
 import hatch_aoti
-from hatch_aoti.cache import Cache
+from hatch_aoti.artifact.cache import Cache
 from hatch_aoti.cli import main
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from hatch_aoti.accessor.runtime import LoadError, map_constants
-from hatch_aoti.constants import ALIGNMENT, header_digest, merge_constants, write_constants
+from hatch_aoti.artifact.constants_file import ALIGNMENT, header_digest, merge_constants, write_constants
+from hatch_aoti.runtime.models import LoadError, map_constants
 
 TENSORS = {
     "weight": torch.randn(5, 3),

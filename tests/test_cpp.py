@@ -17,8 +17,8 @@ import torch
 from conftest import EXAMPLE, Builder, Ran, copy_project, run, run_python, unpack, write_files
 from filelock import FileLock
 
-from hatch_aoti.cmake import cmake_names, render_cmake
-from hatch_aoti.target import builder_cpu_features
+from hatch_aoti.compiler.target import builder_cpu_features
+from hatch_aoti.wheel.cmake import cmake_names, render_cmake
 
 if TYPE_CHECKING:
     from collections.abc import Callable

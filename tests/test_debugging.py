@@ -17,13 +17,14 @@ from conftest import TINY_MODULE, TINY_PYPROJECT, Builder, Ran, names_in, run, r
 from elftools.elf.elffile import ELFFile
 from filelock import FileLock
 
-from hatch_aoti.archive import extract_objects
-from hatch_aoti.cache import Cache
+from hatch_aoti.artifact.archive import extract_objects
+from hatch_aoti.artifact.cache import Cache
+from hatch_aoti.build.kept import relocated, settle
 from hatch_aoti.compiler.reproduce import PROGRAM, save_program
 from hatch_aoti.compiler.script import compiler_script
-from hatch_aoti.debugging import Debugging, read_debugging, relocated, settle, without_debugging
-from hatch_aoti.inspection import inspect_path
-from hatch_aoti.toolchain import find_toolchain
+from hatch_aoti.compiler.toolchain import find_toolchain
+from hatch_aoti.settings.debugging import Debugging, read_debugging, without_debugging
+from hatch_aoti.wheel.inspection import inspect_path
 
 # --- The variables, and what is wrong with them ---------------------------------------------------------------------
 

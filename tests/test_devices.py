@@ -23,25 +23,35 @@ import torch
 from conftest import run, run_python, write_files
 from test_accessor import DOUBLE, V3, archive, declare, fake, install, temporary  # noqa: F401  (two are fixtures)
 
-from hatch_aoti import job, pipeline
-from hatch_aoti.accessor import Gpu, calls
-from hatch_aoti.accessor.contract import Parameter, Signature, Size, TensorInput, TensorOutput
-from hatch_aoti.archive import write_package
-from hatch_aoti.bundle import make_bundle
-from hatch_aoti.cache import Cache, open_cache
-from hatch_aoti.debugging import Debugging
-from hatch_aoti.device import BuilderGpu, _ask_torch, _toolkit, architectures, find_gpu, gpu_options, resolve_devices
+from hatch_aoti.artifact.archive import write_package
+from hatch_aoti.artifact.cache import Cache, open_cache
+from hatch_aoti.build import pipeline
+from hatch_aoti.build.progress import Reporter
+from hatch_aoti.compiler.gpu import (
+    BuilderGpu,
+    _ask_torch,
+    _toolkit,
+    architectures,
+    find_gpu,
+    gpu_options,
+    resolve_devices,
+)
+from hatch_aoti.compiler.optimize import Plan, make_plan
+from hatch_aoti.compiler.target import resolve_targets
 from hatch_aoti.errors import AotiError
-from hatch_aoti.inspection import GpuReport, inspect_path
-from hatch_aoti.job import Artifact, ModelRequest, ModelResult
-from hatch_aoti.optimize import Plan, make_plan
-from hatch_aoti.platform_tag import TagChoice
-from hatch_aoti.progress import Reporter
-from hatch_aoti.project import build_project, open_project
-from hatch_aoti.settings import ModelSettings
-from hatch_aoti.signature import read_signature
-from hatch_aoti.source import export_model
-from hatch_aoti.target import resolve_targets
+from hatch_aoti.export.program import export_model
+from hatch_aoti.export.signature import read_signature
+from hatch_aoti.job import run as job
+from hatch_aoti.job.values import Artifact, ModelRequest, ModelResult
+from hatch_aoti.plugin.project import build_project, open_project
+from hatch_aoti.runtime import calls
+from hatch_aoti.runtime.contract import Parameter, Signature, Size, TensorInput, TensorOutput
+from hatch_aoti.runtime.models import Gpu
+from hatch_aoti.settings.debugging import Debugging
+from hatch_aoti.settings.model import ModelSettings
+from hatch_aoti.wheel.contents import make_bundle
+from hatch_aoti.wheel.inspection import GpuReport, inspect_path
+from hatch_aoti.wheel.platform_tag import TagChoice
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -307,7 +317,7 @@ def test_a_wheel_for_a_gpu_says_so_in_metadata_that_installers_keep(tiny, tmp_pa
     from hatchling.builders.wheel import WheelBuilder
 
     built = pipeline.Built(gpu_bundle, TagChoice("any", "made up"))
-    monkeypatch.setattr("hatch_aoti.project.build_project", lambda *_, **__: (built, None))
+    monkeypatch.setattr("hatch_aoti.plugin.project.build_project", lambda *_, **__: (built, None))
     monkeypatch.setenv("HATCH_AOTI_CACHE_DIR", str(tmp_path / "cache"))
     [wheel] = WheelBuilder(str(tiny)).build(directory=str(tmp_path / "dist"), versions=["standard"])
     options = ("--no-deps", "--no-index", "--target", tmp_path / "site")

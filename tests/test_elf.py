@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hatch_aoti.elf import NeededVersion, read_object
+from hatch_aoti.artifact.shared_object import NeededVersion, read_object
 from hatch_aoti.errors import AotiError
 
 SOURCE = """

@@ -16,8 +16,8 @@ from conftest import TINY_MODULE, Builder, run, write_files
 from test_build import edit
 from test_reproducibility import COMPUTED, assert_same
 
-from hatch_aoti.environment import compose, is_settled, tool_variables
-from hatch_aoti.toolchain import find_toolchain
+from hatch_aoti.compiler.toolchain import find_toolchain
+from hatch_aoti.settings.environment import compose, is_settled, tool_variables
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from packaging.tags import sys_tags
 from packaging.utils import parse_wheel_filename
 from wheel_search import contents, find_traces, objects
 
-from hatch_aoti.archive import read_package
+from hatch_aoti.artifact.archive import read_package
 
 linux_x86_64 = pytest.mark.skipif(
     sys.platform != "linux" or os.uname().machine != "x86_64", reason="about instructions of x86-64"

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import Builder, Ran, run, write_files
 
-from hatch_aoti.cache import Cache
+from hatch_aoti.artifact.cache import Cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable

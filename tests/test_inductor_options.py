@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hatch_aoti.inductor_options import (
+from hatch_aoti.settings.inductor import (
     DECIDED_OPTIONS,
     Option,
     check_inductor_configs,
@@ -161,6 +161,8 @@ def test_options_are_read_from_any_form_of_assignment(source, expected, monkeypa
 
 
 def test_reading_the_options_does_not_import_torch():
-    code = "import sys, hatch_aoti.inductor_options as o; print(len(o.installed_options()) > 0, 'torch' in sys.modules)"
+    code = (
+        "import sys, hatch_aoti.settings.inductor as o; print(len(o.installed_options()) > 0, 'torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True False\n"

@@ -44,7 +44,7 @@ def test_a_module_that_imports_models_stays_light_until_one_is_called(installed_
 
 
 def test_importing_the_build_hook_imports_nothing_heavy():
-    assert imported("import hatch_aoti.build_hook") == []
+    assert imported("import hatch_aoti.plugin.build_hook") == []
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ import torch
 from conftest import REPOSITORY, run_python
 
 import hatch_aoti
-from hatch_aoti.device import BuilderGpu
-from hatch_aoti.digests import constants_digest, program_digest
+from hatch_aoti.compiler.gpu import BuilderGpu
+from hatch_aoti.export.digests import constants_digest, program_digest
 
 if TYPE_CHECKING:
     from pathlib import Path

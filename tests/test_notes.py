@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hatch_aoti import pipeline
-from hatch_aoti.bundle import Bundle
-from hatch_aoti.platform_tag import TagChoice
-from hatch_aoti.progress import Reporter
-from hatch_aoti.settings import ModelSettings
+from hatch_aoti.build import pipeline
+from hatch_aoti.build.progress import Reporter
+from hatch_aoti.settings.model import ModelSettings
+from hatch_aoti.wheel.contents import Bundle
+from hatch_aoti.wheel.platform_tag import TagChoice
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,12 +14,12 @@ from torch import nn
 from torch._inductor import codecache
 from torch.nn import functional
 
-from hatch_aoti.cache import Cache
-from hatch_aoti.compiler import compile_program
+from hatch_aoti.artifact.cache import Cache
+from hatch_aoti.compiler.compilation import compile_program
 from hatch_aoti.compiler.names import operator_names
+from hatch_aoti.compiler.target import builder_cpu_features, resolve_targets
+from hatch_aoti.compiler.toolchain import find_toolchain
 from hatch_aoti.errors import CompileError
-from hatch_aoti.target import builder_cpu_features, resolve_targets
-from hatch_aoti.toolchain import find_toolchain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from hatch_aoti import optimize
-from hatch_aoti.cache import Cache
-from hatch_aoti.compiler import compile_program
-from hatch_aoti.optimize import Plan, inline_small_products, make_plan
-from hatch_aoti.settings import ModelSettings
-from hatch_aoti.signature import read_signature
-from hatch_aoti.target import builder_cpu_features, resolve_targets
-from hatch_aoti.toolchain import find_toolchain
+from hatch_aoti.artifact.cache import Cache
+from hatch_aoti.compiler import optimize
+from hatch_aoti.compiler.compilation import compile_program
+from hatch_aoti.compiler.optimize import Plan, inline_small_products, make_plan
+from hatch_aoti.compiler.target import builder_cpu_features, resolve_targets
+from hatch_aoti.compiler.toolchain import find_toolchain
+from hatch_aoti.export.signature import read_signature
+from hatch_aoti.settings.model import ModelSettings
 
 
 def plan(module, *args, device="cpu", **settings):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from conftest import Watched
 
 HOME = Path(hatch_aoti.__file__).parent
-JOB = "hatch_aoti.job"
+JOB = "hatch_aoti.job.run"
 
 
 @pytest.fixture
@@ -69,7 +69,9 @@ def test_imports_are_found_as_python_parses_them():
 
 
 def test_every_module_that_a_worker_loads_for_a_job_counts(watched: Watched):
-    assert {"hatch_aoti.verify", "hatch_aoti.compiler", "hatch_aoti.archive", JOB} <= set(watched.loaded)
+    assert {"hatch_aoti.job.verify", "hatch_aoti.compiler.compilation", "hatch_aoti.artifact.archive", JOB} <= set(
+        watched.loaded
+    )
     assert set(watched.loaded) <= set(modules_of(JOB))
 
 
@@ -77,15 +79,15 @@ def test_a_change_of_any_module_that_counts_is_another_digest_and_of_others_is_n
     before, counted = code_digest(JOB), modules_of(JOB)
     assert {
         "hatch_aoti",
-        "hatch_aoti.trace",
-        "hatch_aoti.accessor.calls",
+        "hatch_aoti.job.dependencies",
+        "hatch_aoti.runtime.calls",
         "hatch_aoti.compiler.threads",
     } <= counted.keys()
     assert not counted.keys() & {
-        "hatch_aoti.pipeline",
-        "hatch_aoti.build_hook",
+        "hatch_aoti.build.pipeline",
+        "hatch_aoti.plugin.build_hook",
         "hatch_aoti.cli",
-        "hatch_aoti.progress",
+        "hatch_aoti.build.progress",
     }
     digests = {before}
     for path in counted.values():

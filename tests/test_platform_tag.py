@@ -6,9 +6,9 @@ from importlib import metadata
 import pytest
 from packaging import tags
 
-from hatch_aoti.elf import NeededVersion, ObjectNeeds, read_object
+from hatch_aoti.artifact.shared_object import NeededVersion, ObjectNeeds, read_object
 from hatch_aoti.errors import AotiError
-from hatch_aoti.platform_tag import choose_tag, torch_platform_floor
+from hatch_aoti.wheel.platform_tag import choose_tag, torch_platform_floor
 
 TORCH = "manylinux_2_28_x86_64"
 

@@ -18,7 +18,7 @@ import pytest
 from conftest import EXAMPLE, TINY_MODULE, TINY_PYPROJECT, Builder, Ran, copy_project, run, unpack, write_files
 from filelock import FileLock
 
-from hatch_aoti.target import builder_cpu_features
+from hatch_aoti.compiler.target import builder_cpu_features
 
 if TYPE_CHECKING:
     from pathlib import Path

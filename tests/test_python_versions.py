@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import TINY_PYPROJECT, run, write_files
 
-from hatch_aoti.accessor import AccessorModel, Variant, render
-from hatch_aoti.accessor.contract import (
+from hatch_aoti.plugin.requirements import unsupported_pythons
+from hatch_aoti.runtime.contract import (
     Constant,
     Dim,
     Group,
@@ -23,7 +23,8 @@ from hatch_aoti.accessor.contract import (
     TensorInput,
     TensorOutput,
 )
-from hatch_aoti.requirements import unsupported_pythons
+from hatch_aoti.runtime.models import Variant
+from hatch_aoti.wheel.accessor import AccessorModel, render
 
 if TYPE_CHECKING:
     from conftest import Builder

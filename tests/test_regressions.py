@@ -25,8 +25,8 @@ from conftest import (
 from filelock import FileLock
 from test_build import TINY_FILES, TINY_OWN, edit, metadata, wheel_files
 
-from hatch_aoti.bundle import Bundle
-from hatch_aoti.editable import write_into_tree
+from hatch_aoti.plugin.editable import write_into_tree
+from hatch_aoti.wheel.contents import Bundle
 
 # The hook for sdists as well as wheels: it can then keep an sdist complete, and free of what an editable install wrote.
 ALSO_SDISTS = ("[tool.hatch.build.targets.wheel.hooks.aoti]", "[tool.hatch.build.hooks.aoti]")

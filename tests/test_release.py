@@ -22,14 +22,14 @@ from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
 import hatch_aoti
-from hatch_aoti.elf import _bounded, read_object
+from hatch_aoti.artifact.shared_object import _bounded, read_object
+from hatch_aoti.artifact.untrusted import is_safe_name, printable
 from hatch_aoti.errors import AotiError
-from hatch_aoti.inspection import inspect_path
-from hatch_aoti.rebuild import find_source, read_release, reproduce
-from hatch_aoti.sbom import render_sbom
-from hatch_aoti.untrusted import is_safe_name, printable
-from hatch_aoti.wheel_check import check_wheel
-from hatch_aoti.wheel_diff import compare_wheels
+from hatch_aoti.wheel.check import check_wheel
+from hatch_aoti.wheel.diff import compare_wheels
+from hatch_aoti.wheel.inspection import inspect_path
+from hatch_aoti.wheel.rebuild import find_source, read_release, reproduce
+from hatch_aoti.wheel.sbom import render_sbom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -608,7 +608,7 @@ def test_isolation_holds_the_build_to_the_recorded_versions(
     example_wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The frontend is pip's or build's; what it is given are constraints, beside the caller's own."""
-    from hatch_aoti import rebuild as module
+    from hatch_aoti.wheel import rebuild as module
 
     seen = {}
 

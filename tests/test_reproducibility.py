@@ -20,10 +20,10 @@ from conftest import EXAMPLE, REPOSITORY, Builder, copy_project, run, write_file
 from filelock import FileLock
 from wheel_search import contents, find_traces
 
-from hatch_aoti import compiler
-from hatch_aoti.cache import Cache
-from hatch_aoti.target import TORCH_PICKS, builder_cpu_features, resolve_targets
-from hatch_aoti.wheel_diff import explain_difference
+from hatch_aoti.artifact.cache import Cache
+from hatch_aoti.compiler import compilation as compiler
+from hatch_aoti.compiler.target import TORCH_PICKS, builder_cpu_features, resolve_targets
+from hatch_aoti.wheel.diff import explain_difference
 
 # Preloaded into every process of a build: another day, hour and second, and another host.
 ELSEWHERE = """

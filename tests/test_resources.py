@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from conftest import write_files
 
-from hatch_aoti.resources import Resources, choose_job_count, memory_kills, read_resources
+from hatch_aoti.build.resources import Resources, choose_job_count, memory_kills, read_resources
 
 if TYPE_CHECKING:
     from pathlib import Path

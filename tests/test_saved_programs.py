@@ -22,11 +22,12 @@ import pytest
 import torch
 from conftest import TINY_PYPROJECT, run_python, unpack, write_files
 
-from hatch_aoti.errors import ModelError, SettingsError
-from hatch_aoti.saved_program import SavedProgramError, _check_guard, _check_size
-from hatch_aoti.settings import ModelSettings, parse_settings
-from hatch_aoti.signature import read_signature
-from hatch_aoti.source import load_program
+from hatch_aoti.errors import ModelError, SavedProgramError, SettingsError
+from hatch_aoti.export.program import load_program
+from hatch_aoti.export.saved_expressions import check_guard, check_size
+from hatch_aoti.export.signature import read_signature
+from hatch_aoti.settings.model import ModelSettings
+from hatch_aoti.settings.reader import parse_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -635,9 +636,9 @@ def test_texts_of_assertions_do_not_get_into_generated_code(tmp_path: Path) -> N
 )
 def test_expressions_that_take_for_ever_to_evaluate_are_refused(text: str) -> None:
     with pytest.raises(SavedProgramError, match="where sizes are described"):
-        _check_size(text)
+        check_size(text)
     with pytest.raises(SavedProgramError, match="where sizes are described"):
-        _check_guard("L['x'].size()[0] < 10**10**10")
+        check_guard("L['x'].size()[0] < 10**10**10")
 
 
 def test_expressions_that_torch_writes_are_taken() -> None:
@@ -648,5 +649,5 @@ def test_expressions_that_torch_writes_are_taken() -> None:
         "Float('1.0e-30', precision=53)",
         "Integer(9223372036854775807)",
     ):
-        _check_size(text)
-    _check_guard("L['x'].size()[0] ** 2 <= 16")
+        check_size(text)
+    check_guard("L['x'].size()[0] ** 2 <= 16")

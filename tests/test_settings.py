@@ -14,16 +14,9 @@ from pathlib import Path
 import pytest
 
 from hatch_aoti.errors import SettingsError
-from hatch_aoti.settings import (
-    DTYPES,
-    RESERVED_NAMES,
-    Dim,
-    ModelSettings,
-    Settings,
-    TensorInput,
-    check_hook_config,
-    parse_settings,
-)
+from hatch_aoti.settings.inputs import DTYPES
+from hatch_aoti.settings.model import Dim, ModelSettings, Settings, TensorInput
+from hatch_aoti.settings.reader import RESERVED_NAMES, check_hook_config, parse_settings
 
 MODEL = 'model = "pkg.digits:Net"'
 INPUTS = 'inputs = { image = { shape = ["batch", 1, 8, 8] } }'

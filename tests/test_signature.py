@@ -11,14 +11,9 @@ from support_models import Answer, Everything, Mlp, Pair, export, signature_of
 from torch import nn
 from torch.utils import _pytree
 
-from hatch_aoti.accessor.contract import Constant, Dim, Omitted, SameAsInput, Size, TensorOutput
-from hatch_aoti.signature import (
-    Signature,
-    UnsupportedModelError,
-    inductor_options,
-    make_serialisable,
-    plain_containers,
-)
+from hatch_aoti.compiler.serialise import inductor_options, make_serialisable, plain_containers
+from hatch_aoti.errors import UnsupportedModelError
+from hatch_aoti.runtime.contract import Constant, Dim, Omitted, SameAsInput, Signature, Size, TensorOutput
 
 
 def module(forward, **tensors):

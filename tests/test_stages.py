@@ -14,8 +14,9 @@ import pytest
 from conftest import write_files
 
 from hatch_aoti.errors import ModelError
-from hatch_aoti.settings import Dim, ModelSettings, TensorInput
-from hatch_aoti.source import export_model, pick_sizes
+from hatch_aoti.export.inputs import pick_sizes
+from hatch_aoti.export.program import export_model
+from hatch_aoti.settings.model import Dim, ModelSettings, TensorInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,14 +4,14 @@ import platform
 
 import pytest
 
-from hatch_aoti.errors import AotiError
-from hatch_aoti.target import (
+from hatch_aoti.compiler.target import (
     TORCH_PICKS,
     builder_cpu_features,
     missing_features,
     parse_cpuinfo,
     resolve_targets,
 )
+from hatch_aoti.errors import AotiError
 
 V2 = frozenset({"sse3", "ssse3", "sse4_1", "sse4_2", "popcnt"})
 V3 = V2 | {"avx", "avx2", "bmi", "bmi2", "f16c", "fma3", "lzcnt"}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hatch_aoti import compiler
+from hatch_aoti.compiler import compilation as compiler
+from hatch_aoti.compiler.toolchain import find_toolchain
 from hatch_aoti.errors import CompileError
-from hatch_aoti.toolchain import find_toolchain
 
 if TYPE_CHECKING:
     from pathlib import Path

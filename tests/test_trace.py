@@ -20,7 +20,7 @@ import torch
 from conftest import write_files
 from safetensors.torch import load_file, save_file
 
-from hatch_aoti.trace import Trace, recording
+from hatch_aoti.job.dependencies import Trace, recording
 
 
 @pytest.fixture

@@ -15,15 +15,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from hatch_aoti.accessor.calls import caller
-from hatch_aoti.archive import ENTRY, write_package
-from hatch_aoti.cache import Cache
-from hatch_aoti.compiler import compile_program
+from hatch_aoti.artifact.archive import ENTRY, write_package
+from hatch_aoti.artifact.cache import Cache
 from hatch_aoti.compiler.checks import guard_kernels
-from hatch_aoti.signature import read_signature
-from hatch_aoti.target import builder_cpu_features, resolve_targets
-from hatch_aoti.toolchain import find_toolchain
-from hatch_aoti.verify import random_operators
+from hatch_aoti.compiler.compilation import compile_program
+from hatch_aoti.compiler.target import builder_cpu_features, resolve_targets
+from hatch_aoti.compiler.toolchain import find_toolchain
+from hatch_aoti.export.signature import read_signature
+from hatch_aoti.job.verify import random_operators
+from hatch_aoti.runtime.calls import caller
 
 
 class Everything(nn.Module):

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from hatch_aoti import verify
 from hatch_aoti.errors import ModelError
-from hatch_aoti.settings import ModelSettings
-from hatch_aoti.signature import read_signature
-from hatch_aoti.source import Source
+from hatch_aoti.export.program import Source
+from hatch_aoti.export.signature import read_signature
+from hatch_aoti.job import verify
+from hatch_aoti.settings.model import ModelSettings
 
 
 class StandIn:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hatch_aoti.errors import ModelError
-from hatch_aoti.source import _load_weights
+from hatch_aoti.export.module import load_weights
 
 ODD = {
     "sparse_coo": lambda: torch.eye(3).to_sparse(),
@@ -23,7 +23,7 @@ def load(tmp_path, state):
     torch.save(state, tmp_path / "weights.pt")
     entry = types.SimpleNamespace(name="net", weights="weights.pt", model="net:Net")
     module = torch.nn.Linear(3, 3, bias=False)
-    _load_weights(entry, module, tmp_path / "weights.pt")
+    load_weights(entry, module, tmp_path / "weights.pt")
     return module
 
 

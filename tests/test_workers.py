@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hatch_aoti import pipeline
-from hatch_aoti.progress import Reporter
-from hatch_aoti.settings import Settings
-from hatch_aoti.workers import Job, run_jobs
+from hatch_aoti.build import pipeline
+from hatch_aoti.build.progress import Reporter
+from hatch_aoti.build.workers import Job, run_jobs
+from hatch_aoti.settings.model import Settings
 
 JOBS = """
 import os, signal, subprocess, sys, time

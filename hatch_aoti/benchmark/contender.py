@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hatch_aoti.source import Prepared
+    from hatch_aoti.export.program import Prepared
 
 __all__ = ["CONTENDERS", "Contender", "install_roots", "leaves", "prepare_all"]
 
@@ -136,8 +136,8 @@ class Eager(Contender):
     def read_inputs(self) -> None:
         """Import how hatch-aoti builds a project's module: the same in every contender that has one."""
         super().read_inputs()
-        from hatch_aoti.settings import ModelSettings
-        from hatch_aoti.source import build_module
+        from hatch_aoti.export.program import build_module
+        from hatch_aoti.settings.model import ModelSettings
 
         install_roots(self.task["roots"])
         entry = ModelSettings.from_json(self.task["entry"])
@@ -228,7 +228,7 @@ class AotInductor(Contender):
         """Export and compile a model."""
         import torch
 
-        from hatch_aoti.source import load_program
+        from hatch_aoti.export.program import load_program
 
         with torch.no_grad():
             if entry.exported is not None:
@@ -313,8 +313,8 @@ def prepare_all(payload: Mapping[str, Any]) -> dict[str, str | None]:
 
     Returns for each model why that failed, or None.
     """
-    from hatch_aoti.settings import ModelSettings
-    from hatch_aoti.workers import report_stage
+    from hatch_aoti.settings.model import ModelSettings
+    from hatch_aoti.stages import report_stage
 
     install_roots(payload["roots"])
     contender = CONTENDERS[payload["contender"]]
@@ -334,14 +334,14 @@ def prepare_all(payload: Mapping[str, Any]) -> dict[str, str | None]:
 
 def install_roots(roots: Mapping[str, Any]) -> None:
     """Make the project's modules importable before they are installed."""
-    from hatch_aoti.source import ImportRoots
+    from hatch_aoti.export.importing import ImportRoots
 
     sys.dont_write_bytecode = True  # the project's tree is not ours
     ImportRoots(tuple(roots["paths"]), roots["packages"]).install()
 
 
 def _prepared(entry: Any, root: Path) -> Prepared:
-    from hatch_aoti.source import prepare_model
+    from hatch_aoti.export.program import prepare_model
 
     return prepare_model(entry, root=root, device="cpu")
 

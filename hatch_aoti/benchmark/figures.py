@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Builds", "Calls", "ContenderFigures", "Machine", "Memory", "ModelFigures", "Report", "Spread", "Start"]
+__all__ = [
+    "OURS",
+    "Builds",
+    "Calls",
+    "ContenderFigures",
+    "Machine",
+    "Memory",
+    "ModelFigures",
+    "Report",
+    "Spread",
+    "Start",
+]
 
 OURS = "hatch-aoti"
 

@@ -38,8 +38,8 @@ from hatch_aoti.errors import AotiError, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from hatch_aoti.progress import Reporter
-    from hatch_aoti.project import Project
+    from hatch_aoti.build.progress import Reporter
+    from hatch_aoti.plugin.project import Project
 
 __all__ = ["Options", "available_contenders", "measure_package", "measure_project"]
 

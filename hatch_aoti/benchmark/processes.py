@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from hatch_aoti.benchmark import contender
-from hatch_aoti.workers import Job, describe_exit, kill_group, run_jobs
+from hatch_aoti.build.fork_server import kill_group
+from hatch_aoti.build.workers import Job, describe_exit, run_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import TracebackType
 
-    from hatch_aoti.workers import Outcome
+    from hatch_aoti.build.workers import Outcome
 
 __all__ = ["ContenderError", "Fresh", "run_job"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hatch_aoti.accessor.contract import Node, Signature, TensorInput
+    from hatch_aoti.runtime.contract import Node, Signature, TensorInput
 
 __all__ = ["ANSWERS", "INPUTS", "from_module", "from_signature", "made_up_inputs"]
 
@@ -31,8 +31,8 @@ def from_module(payload: Mapping[str, Any]) -> list[str]:
     import torch
 
     from hatch_aoti.benchmark.contender import install_roots
-    from hatch_aoti.settings import ModelSettings
-    from hatch_aoti.source import prepare_model
+    from hatch_aoti.export.program import prepare_model
+    from hatch_aoti.settings.model import ModelSettings
 
     install_roots(payload["roots"])
     entry = ModelSettings.from_json(payload["entry"])
@@ -60,8 +60,8 @@ def _write(payload: Mapping[str, Any], call: Any, answers: Any, entry: Any) -> l
     import torch
 
     from hatch_aoti.benchmark.contender import leaves
-    from hatch_aoti.settings import ModelSettings
-    from hatch_aoti.verify import tolerances
+    from hatch_aoti.job.verify import tolerances
+    from hatch_aoti.settings.model import ModelSettings
 
     entry = entry or ModelSettings(payload["model"], "", {})
     expected = leaves(answers)
@@ -76,7 +76,7 @@ def made_up_inputs(signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any
     Dims get the sizes that an export would take for its example; floats are drawn from a normal distribution, whole
     numbers are 0, which is in range for an index, and flags are False.
     """
-    from hatch_aoti.source import pick_sizes
+    from hatch_aoti.export.inputs import pick_sizes
 
     sizes = pick_sizes({dim.name: (dim.min, dim.max) for dim in signature.dims}, [])
     args: list[Any] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hatch_aoti.progress import human_size
+from hatch_aoti.build.progress import human_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from hatch_aoti.benchmark.figures import Builds, Calls, ContenderFigures, ModelFigures, Report, Spread
 
-__all__ = ["print_report"]
+__all__ = ["human_time", "print_report"]
 
 _UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6))
 _HEADINGS = (

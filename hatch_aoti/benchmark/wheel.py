@@ -25,7 +25,7 @@ def build(payload: Mapping[str, Any]) -> str:
 
 
 def _change(name: str) -> None:
-    from hatch_aoti import project
+    from hatch_aoti.plugin import project
 
     read = project.read_project
 

@@ -40,8 +40,8 @@ def main() -> NoReturn:
         reason = str(error) if isinstance(error, AotiError) else full_disk(error)
         if not reason:
             raise
-        from hatch_aoti.progress import Reporter
-        from hatch_aoti.untrusted import printable
+        from hatch_aoti.artifact.untrusted import printable
+        from hatch_aoti.build.progress import Reporter
 
         Reporter().error(printable(reason, lines=True))
     sys.exit(1)

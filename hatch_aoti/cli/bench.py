@@ -93,8 +93,8 @@ def bench(
 
 def _measure(project: Path, package: str | None, options: Options) -> Report:
     from hatch_aoti.benchmark.measure import measure_package, measure_project
-    from hatch_aoti.progress import Reporter
-    from hatch_aoti.project import open_project
+    from hatch_aoti.build.progress import Reporter
+    from hatch_aoti.plugin.project import open_project
 
     command = shlex.join(["hatch-aoti", *sys.argv[1:]])
     if package is not None:

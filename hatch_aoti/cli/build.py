@@ -29,10 +29,10 @@ def build(project: Path, output: Path) -> None:
     package and header for C++. Each file appears whole, when all models have been compiled. Models that did not change
     come from the cache.
     """
-    from hatch_aoti.cache import open_cache
-    from hatch_aoti.files import write_bundle
-    from hatch_aoti.progress import Reporter
-    from hatch_aoti.project import build_project, open_project
+    from hatch_aoti.artifact.cache import open_cache
+    from hatch_aoti.build.progress import Reporter
+    from hatch_aoti.plugin.project import build_project, open_project
+    from hatch_aoti.wheel.contents import write_bundle
 
     if sys.platform == "win32":
         raise AotiError("hatch-aoti does not support building on Windows yet; build on Linux or macOS")

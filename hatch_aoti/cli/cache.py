@@ -12,7 +12,7 @@ __all__ = ["cache"]
 
 
 def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    from hatch_aoti.toml_values import WrongValueError, size
+    from hatch_aoti.settings.toml import WrongValueError, size
 
     if value is None:
         return None
@@ -50,8 +50,8 @@ def cache(cache_dir: Path | None, *, clear: bool, trim: int | None, trust_cache:
 
     A directory that is no cache of hatch-aoti is left alone.
     """
-    from hatch_aoti.cache import default_cache_dir, is_vacant, open_cache
-    from hatch_aoti.progress import human_size
+    from hatch_aoti.artifact.cache import default_cache_dir, is_vacant, open_cache
+    from hatch_aoti.build.progress import human_size
 
     if clear and trim is not None:
         raise click.UsageError("--clear removes everything, so --trim has nothing to do: give one of them.")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_aoti.untrusted import printable
+from hatch_aoti.artifact.untrusted import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from rich.console import Console, RenderableType
 
-    from hatch_aoti.inspection import FileReport, Report
+    from hatch_aoti.wheel.inspection import FileReport, Report
 
 __all__ = ["inspect"]
 
@@ -31,7 +31,7 @@ def inspect(path: Path, *, as_json: bool) -> None:
     Nothing of it is executed or imported. Files that are missing or were changed are named, and the exit status is
     1 then.
     """
-    from hatch_aoti.inspection import inspect_path
+    from hatch_aoti.wheel.inspection import inspect_path
 
     report = inspect_path(path)
     if as_json:
@@ -78,7 +78,7 @@ def _table(files: Iterable[FileReport]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from hatch_aoti.progress import human_size
+    from hatch_aoti.build.progress import human_size
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("file", "size", "state", "model inside", "machine", "needs", "stack", "symbols"):

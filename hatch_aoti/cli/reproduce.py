@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hatch_aoti.artifact.untrusted import printable
 from hatch_aoti.errors import AotiError
-from hatch_aoti.untrusted import printable
 
 if TYPE_CHECKING:
-    from hatch_aoti.rebuild import Comparison, Fact
+    from hatch_aoti.wheel.rebuild import Comparison, Fact
 
 __all__ = ["reproduce"]
 
@@ -51,9 +51,9 @@ def reproduce(
     Nothing of WHEEL is executed or imported. Building executes the code of the SOURCE, as every build does: use one
     that you trust.
     """
-    from hatch_aoti.progress import Reporter
-    from hatch_aoti.rebuild import find_source, read_release
-    from hatch_aoti.rebuild import reproduce as rebuild
+    from hatch_aoti.build.progress import Reporter
+    from hatch_aoti.wheel.rebuild import find_source, read_release
+    from hatch_aoti.wheel.rebuild import reproduce as rebuild
 
     if diffoscope and shutil.which("diffoscope") is None:
         raise AotiError("diffoscope is not installed; without --diffoscope, what differs is explained in short")

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hatch_aoti.untrusted import printable
+from hatch_aoti.artifact.untrusted import printable
 
 if TYPE_CHECKING:
-    from hatch_aoti.wheel_check import WheelReport
+    from hatch_aoti.wheel.check import WheelReport
 
 __all__ = ["verify"]
 
@@ -29,7 +29,7 @@ def verify(wheel: Path, *, as_json: bool) -> None:
     This finds damage and careless changes. Whoever can change a wheel can change its records, too: `hatch-aoti
     reproduce` tells whether it comes from the sources that it is said to come from.
     """
-    from hatch_aoti.wheel_check import check_wheel
+    from hatch_aoti.wheel.check import check_wheel
 
     report = check_wheel(wheel)
     if as_json:
@@ -46,7 +46,7 @@ def _print(report: WheelReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from hatch_aoti.progress import human_size
+    from hatch_aoti.build.progress import human_size
 
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, soft_wrap=True)
     console.print(printable(report.source), markup=False)

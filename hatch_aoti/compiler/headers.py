@@ -18,7 +18,7 @@ from hatch_aoti.compiler.script import OBJECTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from hatch_aoti.cache import Cache
+    from hatch_aoti.artifact.cache import Cache
 
 __all__ = ["PrecompiledHeaders"]
 

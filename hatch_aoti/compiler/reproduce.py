@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hatch_aoti.toolchain import Toolchain
+    from hatch_aoti.compiler.toolchain import Toolchain
 
 __all__ = ["PROGRAM", "SCRIPT", "dump_minifier", "save_program", "write_script"]
 
@@ -134,7 +134,7 @@ def _with_plain_containers(program: torch.export.ExportedProgram) -> torch.expor
 
     import torch
 
-    from hatch_aoti.signature import plain_containers, plain_spec
+    from hatch_aoti.compiler.serialise import plain_containers, plain_spec
 
     [first, *rest] = program.module_call_graph
     if first.signature is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from hatch_aoti.toolchain import Toolchain
+    from hatch_aoti.compiler.toolchain import Toolchain
 
 __all__ = ["COMMANDS", "OBJECTS", "compiler_script"]
 

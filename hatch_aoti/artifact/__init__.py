@@ -1,0 +1,1 @@
+"""Files: what is compiled, kept and packed. Reads and writes, and runs nothing of it."""

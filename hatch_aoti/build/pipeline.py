@@ -1,0 +1,340 @@
+"""From settings to a bundle: resolves targets, runs a job for each model, and reads what the results need."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hatch_aoti.build.kept import FOR_READING, LOG, keep, kept_for, relocated
+from hatch_aoti.build.known import known_results, remember
+from hatch_aoti.build.report import (
+    announce_debugging,
+    compiles_anew,
+    explain_devices,
+    explain_tag,
+    note_equal_weights,
+    note_undefined,
+    report_models,
+    warn_of_size,
+    warn_of_tuning,
+)
+from hatch_aoti.errors import AotiError, ModelError, Problem, SettingsError
+from hatch_aoti.settings.environment import compose
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from hatch_aoti.artifact.cache import Cache
+    from hatch_aoti.build.progress import Reporter
+    from hatch_aoti.build.workers import Job, Outcome
+    from hatch_aoti.compiler.gpu import BuilderGpu
+    from hatch_aoti.compiler.target import Target
+    from hatch_aoti.job.values import ModelRequest, ModelResult
+    from hatch_aoti.layout import Layout
+    from hatch_aoti.settings.environment import WorkerEnvironment
+    from hatch_aoti.settings.model import ModelSettings, Settings
+    from hatch_aoti.wheel.contents import Bundle
+    from hatch_aoti.wheel.platform_tag import TagChoice
+
+__all__ = ["Built", "build_models"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+    """The outcome of a build: what to put into the wheel, and the wheel's platform."""
+
+    bundle: Bundle
+    tag: TagChoice
+
+
+def build_models(
+    settings: Settings,
+    layout: Layout,
+    cache: Cache,
+    reporter: Reporter,
+    *,
+    root: Path,
+    version: str,
+    torch_version: str,
+    environ: Mapping[str, str],
+) -> Built:
+    """Compile all models of a project, or take them from the cache, and bundle them.
+
+    `version` is the project's, `torch_version` that of the torch that compiles. Raises `AotiError`; models that fail
+    are reported together, after the others have been finished and cached.
+    """
+    from hatch_aoti.compiler.gpu import find_gpu, resolve_devices
+    from hatch_aoti.compiler.target import builder_cpu_features, resolve_targets
+    from hatch_aoti.settings.reader import shaping_variables
+    from hatch_aoti.wheel.contents import make_bundle
+
+    targets = resolve_targets(
+        settings.target,
+        system=platform.system().lower(),
+        machine=platform.machine(),
+        builder_features=builder_cpu_features(),
+    )
+    environment = compose(environ, settings.pass_environment)
+    devices, gpu = resolve_devices(settings.models, lambda: find_gpu(environment.variables))
+    explain_devices(settings.models, devices, gpu, reporter)
+    requests = {
+        name: _request(
+            entry, settings, layout, targets, devices[name], gpu if devices[name] == "cuda" else None, root=root
+        )
+        for name, entry in sorted(settings.models.items())
+    }
+    announce_debugging(settings, reporter)
+    results = _run(requests, settings, layout, cache, reporter, root=root, environment=environment)
+    tag = _choose_tag(results, settings.platform_tag)
+    bundle = make_bundle(
+        results,
+        settings.models,
+        targets,
+        package=layout.package,
+        version=version,
+        torch_version=torch_version,
+        tag=tag,
+        cache=cache,
+        debug=settings.debugging.changes,
+        environment=shaping_variables(environ),
+    )
+    report_models(results, reporter)
+    note_undefined(results, reporter)
+    explain_tag(tag, reporter)
+    warn_of_tuning(settings.models, reporter)
+    note_equal_weights(results, settings.models, reporter)
+    warn_of_size(bundle, reporter)
+    cache.trim(settings.cache_size)
+    return Built(bundle, tag)
+
+
+def _run(
+    requests: Mapping[str, ModelRequest],
+    settings: Settings,
+    layout: Layout,
+    cache: Cache,
+    reporter: Reporter,
+    *,
+    root: Path,
+    environment: WorkerEnvironment,
+) -> list[ModelResult]:
+    anew = compiles_anew(settings)
+    known = {} if anew else known_results(requests, cache, root=root, environ=environment.variables)
+    results, errors = list(known.values()), []
+    with cache.scratch("build") as scratch:
+        _check_logs(settings, scratch, root=root, environment=environment)
+
+        def jobs_for(names: Iterable[str], folder: Path) -> list[Job]:
+            return [
+                _job(requests[name], settings, layout, cache, folder, root=root, environment=environment)
+                for name in names
+            ]
+
+        with reporter:
+            outcomes = _outcomes(
+                [name for name in requests if name not in known], jobs_for, settings, scratch, reporter
+            )
+        for outcome in outcomes:
+            try:
+                results.append(_result(outcome, cache, layout.package, environment))
+            except ModelError as error:
+                errors.append(error)
+            else:
+                if anew:
+                    reporter.note(f"{outcome.job.name}: for reading: {keep(outcome, cache, layout.package)}")
+    if errors:
+        count = f"{len(errors)} of {len(requests)} models" if len(requests) > 1 else "the model"
+        raise AotiError(f"{count} could not be built\n\n" + "\n\n".join(str(error) for error in errors))
+    for result in results:
+        if advice := environment.advice(result.unset):
+            reporter.note(f"{result.name}: {advice}")
+    if not anew:
+        remember(results, requests, cache, environ=environment.variables)
+    return sorted(results, key=lambda result: result.name)
+
+
+def _outcomes(
+    names: Sequence[str],
+    jobs_for: Callable[[Iterable[str], Path], list[Job]],
+    settings: Settings,
+    scratch: Path,
+    reporter: Reporter,
+) -> list[Outcome]:
+    """Run the jobs of the models called `names`: several at once, and one at a time from where memory does not do.
+
+    `jobs_for(names, folder)` makes their jobs, each with a new directory in `folder`.
+    """
+    from hatch_aoti.build.resources import choose_job_count, read_resources
+    from hatch_aoti.build.workers import run_jobs
+    from hatch_aoti.job.run import preload_for
+
+    def run(names: Iterable[str], folder: Path, at_once: int) -> list[Outcome]:
+        jobs = jobs_for(names, folder)
+        return run_jobs(
+            jobs,
+            at_once=at_once,
+            # When debugging, each worker imports torch itself: it reads on import where its output goes.
+            preload="" if settings.debugging else preload_for([job.payload for job in jobs]),
+            on_stage=lambda job, stage: reporter.stage(job.name, stage),
+            stop_after=lambda outcome: at_once > 1 and _lacked_memory(outcome),
+        )
+
+    chosen = choose_job_count(len(names), read_resources())
+    if settings.jobs is None and chosen.reason:
+        reporter.note(f"{chosen.count} of {len(names)} models at once: {chosen.reason}")
+    outcomes = run(names, scratch, settings.jobs or chosen.count)
+    again = [outcome.job.name for outcome in outcomes if _lacked_memory(outcome) or not outcome.begun]
+    if again and len(names) > 1 and (settings.jobs or chosen.count) > 1:
+        killed = " and ".join(outcome.job.name for outcome in outcomes if _lacked_memory(outcome))
+        reporter.warn(
+            f"the system killed {killed}, most likely because memory ran out; what is left is built one at a time: "
+            f"{', '.join(again)}. To have it so from the start, write `jobs = 1` under [tool.aoti]"
+        )
+        later = {outcome.job.name: outcome for outcome in run(again, scratch / "again", 1)}
+        outcomes = [later.get(outcome.job.name, outcome) for outcome in outcomes]
+    return outcomes
+
+
+def _lacked_memory(outcome: Outcome) -> bool:
+    """Whether a model failed because the system killed its worker, or a compiler, for want of memory."""
+    return outcome.killed or bool(outcome.result and outcome.result["killed"])
+
+
+def _request(
+    entry: ModelSettings,
+    settings: Settings,
+    layout: Layout,
+    targets: Sequence[Target],
+    device: str,
+    gpu: BuilderGpu | None,
+    *,
+    root: Path,
+) -> ModelRequest:
+    from hatch_aoti.job.values import ModelRequest
+    from hatch_aoti.own_code import code_digest
+    from hatch_aoti.wheel.model_files import artifact_name
+
+    return ModelRequest(
+        # The bundle is put together from the finished artifacts: a model that changes to another is as it was.
+        entry=dataclasses.replace(entry, bundle=None).to_json(),
+        import_paths=tuple(os.path.relpath(path, root) for path in layout.import_paths),
+        import_packages={name: os.path.relpath(path, root) for name, path in layout.import_packages.items()},
+        targets=tuple(dataclasses.asdict(target) for target in targets),
+        file_names=tuple(artifact_name(entry.name, target, targets) for target in targets),
+        include_sources=settings.include_sources,
+        device=device,
+        gpu=None if gpu is None else dataclasses.asdict(gpu),
+        code_digest=code_digest("hatch_aoti.job.run"),
+    )
+
+
+def _job(
+    request: ModelRequest,
+    settings: Settings,
+    layout: Layout,
+    cache: Cache,
+    scratch: Path,
+    *,
+    root: Path,
+    environment: WorkerEnvironment,
+) -> Job:
+    from hatch_aoti.build.workers import Job
+
+    name = request.entry["name"]
+    directory = scratch / name
+    (directory / "tmp").mkdir(parents=True)
+    (directory / FOR_READING).mkdir()
+    payload = {
+        "request": dataclasses.asdict(request),
+        "root": os.fspath(root),
+        "cache": os.fspath(cache.root),
+        "trust_cache": cache.trusted,
+        "folder": os.fspath(directory / FOR_READING),
+        "folder_later": os.fspath(cache.debug_folder(layout.package, name)),
+        "debugging": dataclasses.asdict(settings.debugging),
+        "anew": compiles_anew(settings),
+    }
+    variables = {**_variables(environment, directory), **settings.debugging.environ(directory / FOR_READING)}
+    function, timeout = "hatch_aoti.job.run:run", settings.build_timeout
+    return Job(name, function, payload, directory, directory / LOG, variables, root, timeout)
+
+
+def _variables(environment: WorkerEnvironment, directory: Path) -> dict[str, str]:
+    return environment.for_job(temporary=os.fspath(directory / "tmp"), inductor=os.fspath(directory / "inductor"))
+
+
+def _result(outcome: Outcome, cache: Cache, project: str, environment: WorkerEnvironment) -> ModelResult:
+    """Read a job's outcome; a failure is a `ModelError` that names what outlives the build's scratch directory."""
+    from hatch_aoti.job.values import ModelResult
+
+    name = outcome.job.name
+    if outcome.crashed:
+        log = outcome.job.log.read_text(encoding="utf-8", errors="replace")
+        error = {
+            "stage": outcome.stage,
+            "reason": outcome.describe_crash(),
+            "hint": _after_a_crash(outcome),
+            "details": "\n".join(log.splitlines()[-15:]),
+        }
+    else:
+        result = ModelResult.from_json(outcome.result)
+        if result.error is None:
+            return result
+        error = result.error
+        advice = [environment.advice(result.unset)]
+        if error["stage"].startswith("compile"):
+            advice.append(environment.advice_for_the_compiler())
+        error = {**error, "hint": "; ".join(text for text in (error["hint"], *advice) if text)}
+    folder, place = outcome.job.directory / FOR_READING, cache.debug_folder(project, name)
+    error = {part: relocated(text, folder, place) for part, text in error.items()}
+    raise ModelError(name, **error, **kept_for(outcome, cache, project))
+
+
+def _after_a_crash(outcome: Outcome) -> str:
+    if outcome.timed_out:
+        return (
+            "see what it waits for; if it only needs more time, raise `build-timeout` under [tool.aoti], or the "
+            "variable HATCH_AOTI_BUILD_TIMEOUT"
+        )
+    if outcome.killed:
+        return "build on a machine, or in a container, with more memory, and close what else uses it"
+    return "the end of its output is above; see whether the model crashes in plain PyTorch, too"
+
+
+def _check_logs(settings: Settings, scratch: Path, *, root: Path, environment: WorkerEnvironment) -> None:
+    """Refuse a value of TORCH_LOGS that would make every worker fail when it imports torch."""
+    from hatch_aoti.build.workers import Job, run_jobs
+
+    value = settings.debugging.output.get("TORCH_LOGS")
+    if value is None:
+        return
+    directory = scratch / "check-logs"
+    (directory / "tmp").mkdir(parents=True)
+    variables = _variables(environment, directory)
+    task = ("hatch_aoti.settings.debugging:check_logs", {"value": value})
+    [outcome] = run_jobs([Job("check-logs", *task, directory, directory / LOG, variables, root)], at_once=1)
+    if outcome.result:
+        raise SettingsError([Problem("TORCH_LOGS", outcome.result)])
+
+
+def _choose_tag(results: Sequence[ModelResult], override: str | None) -> TagChoice:
+    from hatch_aoti.artifact.archive import extract_objects
+    from hatch_aoti.artifact.shared_object import read_object
+    from hatch_aoti.wheel.platform_tag import choose_tag, torch_platform_floor
+
+    objects = [
+        read_object(data, name=f"{Path(artifact.path).name} ({model})")
+        for result in results
+        for artifact in result.artifacts
+        for model, data in extract_objects(Path(artifact.path)).items()
+    ]
+    return choose_tag(
+        objects,
+        system=platform.system().lower(),
+        machine=platform.machine(),
+        torch_floor=torch_platform_floor(),
+        override=override,
+    )

@@ -1,0 +1,1 @@
+"""From an entry of `[tool.aoti.models]` to an exported program and its calling contract."""

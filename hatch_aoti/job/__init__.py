@@ -1,0 +1,1 @@
+"""One model, from the request for it to artifacts that were verified."""

@@ -1,0 +1,397 @@
+"""What a worker does for one model: export, compile for every target, package, verify. Plain values in and out."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import json
+import os
+import shutil
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from hatch_aoti.errors import MAKE_ROOM, AotiError, CompileError, ModelError, full_disk
+from hatch_aoti.job.values import Artifact, ModelJob, ModelResult
+from hatch_aoti.stages import last_stage, report_stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from hatch_aoti.artifact.cache import Cache
+    from hatch_aoti.compiler.optimize import Plan
+    from hatch_aoti.compiler.target import Target
+    from hatch_aoti.compiler.toolchain import Toolchain
+    from hatch_aoti.export.program import Source
+    from hatch_aoti.runtime.contract import Signature
+    from hatch_aoti.settings.model import ModelSettings
+
+__all__ = ["preload", "preload_for", "read_artifact", "run"]
+
+_RECORD = "artifact.json"
+CONSTANTS = "constants.safetensors"
+_MEASURED = "measured.json"  # differs from machine to machine, so it stays out of the wheel
+
+
+def preload_for(payloads: Iterable[Mapping[str, Any]]) -> str:
+    """Return what workers for these jobs may have done before they are forked (see `workers.run_jobs`).
+
+    Nothing where one of them uses a GPU, whose driver does not survive a fork, nor on macOS.
+    """
+    forkable = sys.platform != "darwin" and all(payload["request"]["device"] == "cpu" for payload in payloads)
+    return "hatch_aoti.job.run:preload" if forkable else ""
+
+
+def preload() -> None:
+    """Import what every job needs, and nothing of any project's."""
+    from hatch_aoti.compiler import compilation as compiler
+    from hatch_aoti.own_code import modules_of
+
+    for module in modules_of(__name__):
+        importlib.import_module(module)
+    compiler.preload()
+
+
+def run(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Do one `ModelJob`, given as a dict; return a `ModelResult` as a dict, expected failures included."""
+    from hatch_aoti.settings.model import ModelSettings
+
+    job = ModelJob.from_json(payload, dict(os.environ))
+    entry = ModelSettings.from_json(job.request.entry)
+    unset: list[str] = []
+    try:
+        result = _run(job, entry, unset)
+    except BaseException as error:  # a model may raise anything, and each must be heard of
+        traceback.print_exc()  # for the log
+        failure = _failure(error)
+        if failure is None:
+            raise
+        killed = isinstance(error.__cause__, CompileError) and error.__cause__.killed
+        result = ModelResult(entry.name, "", {}, (), error=failure, killed=killed)
+    return dataclasses.asdict(dataclasses.replace(result, unset=tuple(unset)))
+
+
+def _failure(error: BaseException) -> dict[str, str] | None:
+    """Return the parts of a `ModelError` for what ended a job; None if it is a fault of ours."""
+    from hatch_aoti.export.failures import raised, user_traceback
+
+    if full := full_disk(error):
+        return {"stage": last_stage(), "reason": full, "hint": MAKE_ROOM, "details": ""}
+    if isinstance(error, ModelError):
+        return {"stage": error.stage, "reason": error.reason, "hint": error.hint, "details": error.details}
+    if isinstance(error, Exception):
+        return None
+    return {
+        "stage": last_stage(),
+        "reason": f"its code {raised(error)}",
+        "hint": "take that out of what runs when the model is imported, built or called",
+        "details": user_traceback(error),
+    }
+
+
+def _run(job: ModelJob, entry: ModelSettings, unset: list[str]) -> ModelResult:
+    """Do the job; add to `unset` which variables that are not set the export looked up, also where it fails."""
+    from hatch_aoti.compiler.target import Target
+
+    request = job.request
+    exported, trace = _export(job, entry, unset)
+    targets = [Target(**{**target, "features": tuple(target["features"])}) for target in request.targets]
+    try:
+        artifacts = tuple(
+            _artifact(job, exported, target, file_name)
+            for target, file_name in zip(targets, request.file_names, strict=True)
+        )
+    except CompileError as error:
+        raise ModelError(entry.name, "compile", error.reason, hint=error.hint, details=error.details) from error
+    except ModelError:
+        raise
+    except AotiError as error:  # the cache's
+        raise ModelError(entry.name, "compile", str(error)) from error
+    signature = exported.signature.to_json()
+    return ModelResult(
+        entry.name,
+        request.device,
+        signature,
+        artifacts,
+        gpu=_gpu_record(request.gpu, artifacts),
+        operators=exported.operators,
+        trace=trace,
+        sources=_source_digests(entry, job.root),
+    )
+
+
+def _source_digests(entry: ModelSettings, root: Path) -> dict[str, str]:
+    """Return the SHA-256 of the files that the settings `weights` and `exported` name, by those names."""
+    from hatch_aoti.artifact.cache import file_digest
+
+    return {file: file_digest(root / file) for file in (entry.weights, entry.exported) if file is not None}
+
+
+def _gpu_record(gpu: Mapping[str, str] | None, artifacts: tuple[Artifact, ...]) -> dict[str, Any] | None:
+    """Return what the manifest says about the GPU that a model was compiled on, and which GPUs run the result."""
+    from hatch_aoti.compiler.gpu import BuilderGpu, architectures
+
+    if gpu is None:
+        return None
+    # Baselines are about the code for the CPU: the kernels of all artifacts are for the same GPUs.
+    return {**gpu, "architectures": list(architectures(BuilderGpu(**gpu), artifacts[0].record["options"]))}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Exported:
+    """A model on its way to the compiler."""
+
+    entry: ModelSettings
+    source: Source
+    signature: Signature
+    digest: str  # of the exported program
+    plan: Plan
+    operators: tuple[str, ...]  # those that torch alone does not have
+
+
+def _export(job: ModelJob, entry: ModelSettings, unset: list[str]) -> tuple[_Exported, dict[str, Any] | None]:
+    """Import, build and export the model; return what came of it, and what that read (a `Trace`)."""
+    from hatch_aoti.compiler.compilation import one_thread
+    from hatch_aoti.compiler.optimize import make_plan
+    from hatch_aoti.errors import UnsupportedModelError
+    from hatch_aoti.export.digests import program_digest
+    from hatch_aoti.export.importing import ImportRoots
+    from hatch_aoti.export.operators import called_operators, registered_operators
+    from hatch_aoti.export.program import export_model, load_program
+    from hatch_aoti.export.signature import read_signature
+    from hatch_aoti.job.dependencies import recording
+
+    # Importing the project's modules must not write into its tree, which may be read-only or shared.
+    sys.dont_write_bytecode = True
+    ImportRoots(
+        tuple(os.path.normpath(job.root / path) for path in job.request.import_paths),
+        {name: os.path.normpath(job.root / path) for name, path in job.request.import_packages.items()},
+    ).install()
+    builtin = frozenset(registered_operators())
+    # One thread: weights that the model computes must be the same on every number of cores.
+    with recording(job.root) as recorder, one_thread():
+        make = export_model if entry.exported is None else load_program
+        try:
+            source = make(entry, root=job.root, device=job.request.device)
+        finally:
+            unset += sorted(name for name, value in recorder.variables.items() if value is None)
+    trace = recorder.finish(_cache(job).keyed_digest)
+    try:
+        signature = read_signature(
+            source.program,
+            forward=source.module.forward,
+            args=source.args,
+            kwargs=source.kwargs,
+            output=source.output,
+            dynamic_shapes=source.dynamic_shapes,
+        )
+    except UnsupportedModelError as error:
+        raise ModelError(entry.name, "export", str(error)) from error
+    plan = make_plan(source.program, signature, entry, device=job.request.device)
+    operators = tuple(sorted(called_operators(source.program) & frozenset(registered_operators()) - builtin))
+    exported = _Exported(entry, source, signature, program_digest(source.program), plan, operators)
+    return exported, None if trace is None else trace.to_json()
+
+
+def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str) -> Artifact:
+    """Take the artifact for one target from the cache, or make it and put it there."""
+    from hatch_aoti.compiler.gpu import BuilderGpu, gpu_options
+    from hatch_aoti.compiler.target import folding_features
+    from hatch_aoti.compiler.toolchain import find_toolchain
+
+    entry, cache, toolchain = exported.entry, _cache(job), find_toolchain(job.environ)
+    gpu = None if job.request.gpu is None else BuilderGpu(**job.request.gpu)
+    options = {
+        **exported.plan.preferred_options(),
+        **entry.inductor_configs,
+        **_needed_options(exported.source, exported.signature),
+        **exported.plan.inductor_options(),
+        **gpu_options(gpu, entry.inductor_configs),
+        **job.debugging.inductor_options(),
+    }
+    depends_on = {
+        "program": exported.digest,
+        "signature": exported.signature.to_json(),
+        "toolchain": toolchain.record(),
+        "target": dataclasses.asdict(target),
+        "gpu": job.request.gpu,  # Triton tunes kernels for it
+        "options": options,
+        "inline_products": exported.plan.inline,
+        "folded_on": folding_features() if exported.plan.freeze else None,
+        "seed": entry.seed,
+        "verify": {"enabled": entry.verify, "rtol": entry.rtol, "atol": entry.atol},
+        "include_sources": job.request.include_sources,
+        "file_name": file_name,
+        "hatch_aoti": job.request.code_digest,
+    }
+    if job.anew:
+        depends_on["debugging"] = dict(job.debugging.changes)
+    key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
+    made = False
+    with cache.lock(key):  # another build that makes the same artifact is waited for, not repeated
+        found = None if job.anew else cache.get(key)
+        if found is None:
+            made = True
+            with cache.scratch("artifact") as directory:
+                _make(job, exported, target, toolchain, options, file_name, directory)
+                found = cache.put(key, directory / "entry")
+    return read_artifact(found, target.name, key, file_name, cached=not made)
+
+
+def read_artifact(entry: Path, target: str, key: str, file_name: str, *, cached: bool) -> Artifact:
+    """Return the artifact in the cache entry `key`, whose directory is `entry`."""
+    path, constants = entry / file_name, entry / CONSTANTS
+    record = json.loads((entry / _RECORD).read_text(encoding="utf-8"))
+    measured = json.loads((entry / _MEASURED).read_text(encoding="utf-8"))
+    return Artifact(
+        target=target,
+        key=key,
+        path=os.fspath(path),
+        constants=os.fspath(constants) if constants.is_file() else None,
+        size=path.stat().st_size,
+        cached=cached,
+        record=record,
+        max_error=measured["max_error"],
+        undefined_on=tuple(measured["undefined_on"]),
+    )
+
+
+def _cache(job: ModelJob) -> Cache:
+    from hatch_aoti.artifact.cache import Cache
+
+    return Cache(job.cache, trusted=job.trust_cache)
+
+
+def _make(
+    job: ModelJob,
+    exported: _Exported,
+    target: Target,
+    toolchain: Toolchain,
+    options: Mapping[str, Any],
+    file_name: str,
+    directory: Path,
+) -> None:
+    """Compile, package and verify one artifact into `directory / "entry"`."""
+    from hatch_aoti.artifact.archive import ENTRY, write_package
+    from hatch_aoti.artifact.constants_file import write_constants
+    from hatch_aoti.compiler.compilation import all_options, compile_program
+    from hatch_aoti.compiler.reproduce import dump_minifier
+    from hatch_aoti.compiler.target import folding_features
+    from hatch_aoti.export.digests import constants_digest
+    from hatch_aoti.job.verify import verify_artifact
+
+    entry, source = exported.entry, exported.source
+    report_stage("compile" if len(job.request.targets) == 1 else f"compile for {target.name}")
+    work, finished = job.folder / target.name, directory / "entry"
+    work.mkdir()
+    finished.mkdir()
+    # Before it is compiled: the compiler may crash, and changes the program.
+    _keep_for_reproduction(job, exported, target, toolchain, options, work)
+    dump_minifier(source.program, all_options(target, options), "before", job.folder)
+    try:
+        with _environment(job.environ):  # not what the project's code has made of it, which no key knows of
+            compiled = compile_program(
+                source.program,
+                target,
+                toolchain,
+                options=options,
+                directory=work,
+                cache=_cache(job),
+                seed=entry.seed,
+                inline_products=exported.plan.inline,
+                include_sources=job.request.include_sources,
+                symbols_for=job.folder_later / target.name if job.debugging.symbols else None,
+                sanitizers=job.debugging.sanitizers,
+            )
+    except CompileError:
+        dump_minifier(source.program, all_options(target, options), "compile", job.folder)
+        raise
+    package = finished / file_name
+    write_package(package, {ENTRY: compiled.files})
+    constants = None
+    if exported.plan.external:
+        constants = finished / CONSTANTS
+        write_constants(constants, entry.name, compiled.constants)
+    try:
+        with contextlib.chdir(job.folder) if job.debugging.saves_values else contextlib.nullcontext():
+            verification = verify_artifact(
+                package,
+                constants,
+                source,
+                exported.signature,
+                dataclasses.replace(entry, verify=False) if job.debugging.sanitizers else entry,
+                device=job.request.device,
+            )
+    except ModelError:
+        dump_minifier(source.program, all_options(target, options), "verify", job.folder)
+        raise
+    record = {
+        "program": exported.digest,
+        "constants": constants_digest(source.program),
+        "target": dataclasses.asdict(target),
+        "toolchain": toolchain.record(),
+        "options": all_options(target, options),
+        "folded_on": folding_features() if exported.plan.freeze else None,
+        "seed": entry.seed,
+        "verified": verification.record,
+    }
+    measured = {"max_error": verification.max_error, "undefined_on": verification.undefined_on}
+    (finished / _MEASURED).write_text(json.dumps(measured), encoding="utf-8")
+    (finished / _RECORD).write_text(json.dumps(record, sort_keys=True), encoding="utf-8")
+    if not job.anew:
+        shutil.rmtree(work)
+
+
+@contextlib.contextmanager
+def _environment(environ: Mapping[str, str]) -> Iterator[None]:
+    """Have this process's environment be `environ` inside the block."""
+    before = dict(os.environ)
+
+    def have(variables: Mapping[str, str]) -> None:
+        for name in os.environ.keys() - variables.keys():
+            del os.environ[name]
+        os.environ.update(variables)
+
+    have(environ)
+    try:
+        yield
+    finally:
+        have(before)
+
+
+def _keep_for_reproduction(
+    job: ModelJob,
+    exported: _Exported,
+    target: Target,
+    toolchain: Toolchain,
+    options: Mapping[str, Any],
+    work: Path,
+) -> None:
+    """Write what compiling again in plain torch takes: should this fail, the build tells people where it is."""
+    from hatch_aoti.compiler.compilation import all_options
+    from hatch_aoti.compiler.reproduce import PROGRAM, save_program, write_script
+
+    if not (job.folder / PROGRAM).exists():
+        save_program(exported.source.program, job.folder)
+    write_script(
+        work,
+        model=exported.entry.name,
+        options=all_options(target, options),
+        seed=exported.entry.seed,
+        toolchain=toolchain,
+        operators_from=exported.entry.model.partition(":")[0] if exported.operators else "",
+        import_from=[job.root / path for path in job.request.import_paths],
+    )
+
+
+def _needed_options(source: Source, signature: Signature) -> dict[str, Any]:
+    """Return the options without which the compiled code would not do what eager does."""
+    from hatch_aoti.compiler.serialise import inductor_options
+    from hatch_aoti.job.verify import random_operators
+
+    # Random numbers from eager's generator, in eager's order.
+    drawn = {"fallback_random": True} if random_operators(source.program) else {}
+    return {**inductor_options(signature), **drawn}

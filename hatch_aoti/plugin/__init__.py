@@ -1,0 +1,1 @@
+"""What hatchling calls, and the project as hatchling sees it."""

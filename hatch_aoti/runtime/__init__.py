@@ -1,0 +1,1 @@
+"""The code that is copied into wheels. Nothing here imports the rest."""

@@ -1,0 +1,1 @@
+"""What goes into a wheel, and what can be read from one."""

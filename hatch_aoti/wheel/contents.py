@@ -1,0 +1,219 @@
+"""What goes into the wheel: `_models.py`, the `.pt2` files, the manifest `_models.json`, and what C++ needs.
+
+A `Bundle` here is all of that; the setting `bundle`, one `.pt2` for several models, is the business of `model_files`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hatch_aoti import __version__
+from hatch_aoti.artifact.archive import archive_id
+from hatch_aoti.artifact.atomic_files import replace_file
+from hatch_aoti.artifact.cache import file_digest
+from hatch_aoti.artifact.constants_file import header_digest
+from hatch_aoti.runtime.contract import Signature
+from hatch_aoti.runtime.models import Gpu, Variant
+from hatch_aoti.wheel.accessor import AccessorModel, render
+from hatch_aoti.wheel.cmake import render_cmake
+from hatch_aoti.wheel.model_files import CONSTANTS, constants_of, locate_models, merged_constants
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from hatch_aoti.artifact.cache import Cache
+    from hatch_aoti.compiler.target import Target
+    from hatch_aoti.job.values import ModelResult
+    from hatch_aoti.settings.model import ModelSettings
+    from hatch_aoti.wheel.model_files import Location
+    from hatch_aoti.wheel.platform_tag import TagChoice
+
+__all__ = ["ACCESSOR", "DEVICES", "MANIFEST", "Bundle", "make_bundle", "skipped_accessor", "write_bundle"]
+
+ACCESSOR = "_models.py"
+MANIFEST = "_models.json"
+DEVICES = "hatch_aoti/devices.json"  # below `extra_metadata` in the wheel's `.dist-info`
+_SCHEMA = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Bundle:
+    """The files for the package's directory: texts to write and artifacts to copy, by name (`cmake/x` in a folder).
+
+    `metadata` are texts for the wheel's own metadata, by their names in its folder `extra_metadata`.
+    """
+
+    texts: Mapping[str, str]
+    artifacts: Mapping[str, Path]
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """All file names, sorted."""
+        return sorted([*self.texts, *self.artifacts])
+
+
+def make_bundle(
+    results: Sequence[ModelResult],
+    entries: Mapping[str, ModelSettings],
+    targets: Sequence[Target],
+    *,
+    package: str,
+    version: str,
+    torch_version: str,
+    tag: TagChoice,
+    cache: Cache,
+    debug: Mapping[str, str],
+    environment: Mapping[str, str],
+) -> Bundle:
+    """Put together what the wheel gets for `results` (sorted by name), compiled for `targets` (best first).
+
+    `debug` has the environment variables that made this a debug build; none in a release build.
+    `environment` has those that changed settings.
+    """
+    constants = merged_constants(results, cache)
+    locations = locate_models(results, entries, targets, cache)
+    paths = {location.path for location in locations.values()}
+    digests = {path: file_digest(path) for path in paths}
+    ids = {path: archive_id(path) for path in paths}
+    by_name = {target.name: target for target in targets}
+    models = [
+        AccessorModel(
+            name=result.name,
+            signature=Signature.from_json(result.signature),
+            variants=tuple(
+                Variant(
+                    target=artifact.target,
+                    file=locations[result.name, artifact.target].path.name,
+                    features=by_name[artifact.target].features,
+                    description=by_name[artifact.target].description,
+                    entry=locations[result.name, artifact.target].entry,
+                    id=ids[locations[result.name, artifact.target].path],
+                )
+                for artifact in result.artifacts
+            ),
+            source=entries[result.name].model,
+            device=result.device,
+            gpu=None if result.gpu is None else Gpu(result.gpu["cuda"], tuple(result.gpu["architectures"])),
+            num_runners=entries[result.name].num_runners,
+            operators=result.operators,
+            constants="" if constants is None or constants_of(result) is None else CONSTANTS,
+            constants_id="" if constants is None or constants_of(result) is None else header_digest(constants),
+        )
+        for result in results
+    ]
+    accessor = render(
+        models,
+        package=package,
+        torch_version=torch_version,
+        system=platform.system(),
+        machine=platform.machine(),
+        hatch_aoti_version=__version__,
+        debug=tuple(f"{name}={value}" for name, value in sorted(debug.items())),
+    )
+    cpp = render_cmake(
+        models, package=package, version=version, torch_version=torch_version, hatch_aoti_version=__version__
+    )
+    manifest = {
+        "schema": _SCHEMA,
+        "generator": {"name": "hatch-aoti", "version": __version__},
+        "package": package,
+        "platform_tag": tag.tag,
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        "environment": dict(environment),
+        "files": {name: _digest_of_text(text) for name, text in {ACCESSOR: accessor, **cpp}.items()},
+        "models": {result.name: _describe(result, entries[result.name], locations, digests) for result in results},
+    }
+    if debug:
+        manifest["debug"] = dict(debug)
+    artifacts = {location.path.name: location.path for location in locations.values()}
+    if constants is not None:
+        artifacts[CONSTANTS] = constants
+        manifest["constants_file"] = {
+            "file": CONSTANTS,
+            "sha256": file_digest(constants),
+            "bytes": constants.stat().st_size,
+        }
+    return Bundle(
+        {ACCESSOR: accessor, MANIFEST: json.dumps(manifest, indent=2, sort_keys=True) + "\n", **cpp},
+        artifacts,
+        _metadata(results),
+    )
+
+
+def _digest_of_text(text: str) -> dict[str, Any]:
+    data = text.encode()
+    return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+
+
+def _metadata(results: Sequence[ModelResult]) -> dict[str, str]:
+    """Return what the wheel's metadata says about the GPUs that it needs; nothing where it needs none.
+
+    A wheel's tag cannot say it, nor can a requirement. This file can be read without knowing, or importing, the package
+    that has the models, before and after the wheel is installed.
+    """
+    gpus = {result.name: result.gpu for result in results if result.gpu is not None}
+    if not gpus:
+        return {}
+    models = {name: {"cuda": gpu["cuda"], "architectures": gpu["architectures"]} for name, gpu in gpus.items()}
+    return {DEVICES: json.dumps({"schema": _SCHEMA, "models": models}, indent=2, sort_keys=True) + "\n"}
+
+
+def _describe(
+    result: ModelResult,
+    entry: ModelSettings,
+    locations: Mapping[tuple[str, str], Location],
+    digests: Mapping[Path, str],
+) -> dict[str, Any]:
+    """Return the manifest's part about one model."""
+    artifacts = []
+    for artifact in result.artifacts:
+        location = locations[result.name, artifact.target]
+        artifacts.append(
+            {
+                **artifact.record,
+                "file": location.path.name,
+                "entry": location.entry,
+                "sha256": digests[location.path],
+                "bytes": location.path.stat().st_size,
+            }
+        )
+    return {
+        "model": entry.model or None,
+        "exported": entry.exported,
+        "weights": entry.weights,
+        "bundle": entry.bundle,
+        "external_constants": constants_of(result) is not None,
+        "device": result.device,
+        "gpu": result.gpu,
+        "signature": result.signature,
+        "operators": list(result.operators),
+        "sources": dict(result.sources),
+        "artifacts": artifacts,
+    }
+
+
+def skipped_accessor(package: str) -> str:
+    """Return the `_models.py` of a build that was told to skip compiling: importing it says so."""
+    return f'''"""No compiled models: this distribution of {package} was built with HATCH_AOTI_SKIP set."""
+
+raise ImportError(
+    "{package} was built with HATCH_AOTI_SKIP set, so it has no compiled models; "
+    "install a wheel that was built without it"
+)
+'''
+
+
+def write_bundle(bundle: Bundle, directory: Path) -> None:
+    """Write a bundle's files into a directory, creating it and those inside. Raises `OSError`."""
+    contents: dict[str, str | Path] = {**bundle.texts, **bundle.artifacts}
+    for name, content in sorted(contents.items()):
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        replace_file(directory / name, content)
