@@ -44,7 +44,7 @@ SHORTER = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
 # The command, with two processes side by side where it has four: each costs an `import torch`.
 QUICK = """
 import sys
-from hatch_aoti.accessor.runtime import Model
+from hatch_aoti.runtime.models import Model
 from hatch_aoti.benchmark import measure
 from hatch_aoti.cli import main
 
@@ -235,7 +235,7 @@ def test_a_contender_with_a_file_of_its_own_answers_as_eager_does(
     import json
     from pathlib import Path
     from hatch_aoti.benchmark import contender, reference
-    from hatch_aoti.project import open_project
+    from hatch_aoti.plugin.project import open_project
 
     root = Path({os.fspath(tiny)!r})
     entry = open_project(root, environ={{}}).settings.models["scale"].to_json()

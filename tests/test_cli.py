@@ -94,7 +94,7 @@ def test_inspecting_imports_neither_torch_nor_the_package(example_wheel: Path):
     program = f"""
         import sys
         from pathlib import Path
-        from hatch_aoti.inspection import inspect_path
+        from hatch_aoti.wheel.inspection import inspect_path
         inspect_path(Path({str(example_wheel)!r}))
         assert not {{"torch", "example_project"}} & set(sys.modules)
     """

@@ -25,7 +25,7 @@ from test_accessor import DOUBLE, V3, archive, declare, fake, install, temporary
 
 from hatch_aoti.artifact.archive import write_package
 from hatch_aoti.artifact.cache import Cache, open_cache
-from hatch_aoti.build import pipeline
+from hatch_aoti.build import known, pipeline
 from hatch_aoti.build.progress import Reporter
 from hatch_aoti.compiler.gpu import (
     BuilderGpu,
@@ -192,7 +192,7 @@ def test_results_of_another_machine_are_not_taken_for_this_ones(tmp_path, monkey
     results, keys = set(), set()
     for device, gpu in (("cpu", None), ("cuda", A100), ("cuda", H100)):
         request = pipeline._request(entry(device="auto"), settings, layout, TARGETS, device, gpu, root=tmp_path)
-        results.add(pipeline._request_key(request, environ))
+        results.add(known._request_key(request, environ))
         exported = types.SimpleNamespace(
             entry=entry(),
             source=None,

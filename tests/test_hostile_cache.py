@@ -616,7 +616,7 @@ def test_a_directory_that_is_no_cache_is_left_alone(command: tuple[str, ...], tm
 def test_a_full_disk_leaves_no_half_entry_and_no_note(tmp_path: Path):
     program = """
         import pathlib, sys
-        from hatch_aoti.cache import Cache
+        from hatch_aoti.artifact.cache import Cache
         from hatch_aoti.errors import AotiError
         cache, key = Cache(pathlib.Path(sys.argv[1]) / "cache"), "ab" * 32
         cache.add_note(key, {"before": 1})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hatch_aoti.build import pipeline
+from hatch_aoti.build import report
 from hatch_aoti.build.progress import Reporter
 from hatch_aoti.settings.model import ModelSettings
 from hatch_aoti.wheel.contents import Bundle
@@ -41,7 +41,7 @@ def test_the_reason_and_the_way_down_name_symbols_as_people_write_them(
     choice = TagChoice(
         "manylinux_2_35_x86_64", f"the compiled objects need {WAIT}", f"without {WAIT} the tag would be manylinux_2_34_x86_64"
     )  # fmt: skip
-    pipeline._explain_tag(choice, reporter)
+    report.explain_tag(choice, reporter)
     said = capsys.readouterr().err.splitlines()
     symbol = "std::condition_variable::wait(std::unique_lock<std::mutex>&)@GLIBCXX_3.4.30 (libstdc++.so.6)"
     assert said == [
@@ -54,7 +54,7 @@ def test_without_the_tool_that_reads_symbols_they_are_shown_as_they_are(
     reporter: Reporter, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("PATH", str(tmp_path))
-    pipeline._explain_tag(TagChoice("manylinux_2_35_x86_64", f"the compiled objects need {WAIT}"), reporter)
+    report.explain_tag(TagChoice("manylinux_2_35_x86_64", f"the compiled objects need {WAIT}"), reporter)
     assert capsys.readouterr().err == f"aoti: platform tag manylinux_2_35_x86_64: the compiled objects need {WAIT}\n"
 
 
@@ -62,7 +62,7 @@ def test_a_library_that_neither_the_system_nor_torch_has_is_pointed_out(
     reporter: Reporter, capsys: pytest.CaptureFixture[str]
 ):
     choice = TagChoice("manylinux_2_28_x86_64", "torch's own tag", foreign=("libmagic.so.1", "libodd.so.2"))
-    pipeline._explain_tag(choice, reporter)
+    report.explain_tag(choice, reporter)
     said = capsys.readouterr().err
     assert "WARNING: the compiled objects need libmagic.so.1, libodd.so.2, which neither" in said
 
@@ -74,7 +74,7 @@ def test_a_wheel_over_the_limit_of_public_indexes_is_pointed_out(
     artifact = tmp_path / "large.pt2"
     with artifact.open("wb") as file:
         file.truncate(size)
-    pipeline._warn_of_size(Bundle({"_models.py": "#"}, {"large.pt2": artifact}), reporter)
+    report.warn_of_size(Bundle({"_models.py": "#"}, {"large.pt2": artifact}), reporter)
     said = capsys.readouterr().err
     assert ("WARNING: the models take 104.9 MB in the wheel" in said) is warned
     assert ("files up to 100 MiB" in said) is warned
@@ -91,7 +91,7 @@ def test_kernels_chosen_by_measuring_are_pointed_out(reporter: Reporter, capsys:
             plain, name="chosen", inductor_configs={"max_autotune": True, "deterministic": True}
         ),
     }
-    pipeline._warn_of_tuning(models, reporter)
+    report.warn_of_tuning(models, reporter)
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith("aoti: tuned: `max_autotune` chooses kernels by measuring them here")

@@ -712,7 +712,7 @@ def test_settings_in_the_hook_table_are_sent_to_their_place():
 def test_settings_import_neither_torch_nor_hatchling(root):
     code = f"""
         import sys, tomllib, pathlib
-        from hatch_aoti.settings import parse_settings
+        from hatch_aoti.settings.reader import parse_settings
         parse_settings(tomllib.loads({FULL!r}), root=pathlib.Path({str(root)!r}), environ={{}})
         print([name for name in ("torch", "hatchling", "pydantic") if name in sys.modules])
     """

@@ -19,7 +19,7 @@ from hatch_aoti.settings.model import Settings
 
 JOBS = """
 import os, signal, subprocess, sys, time
-from hatch_aoti.workers import report_stage
+from hatch_aoti.stages import report_stage
 
 loaded = 0
 
@@ -70,9 +70,11 @@ def use(payload):
     return [colorsys.__file__, sys.path[-1]]
 
 def overflow(payload):
-    from hatch_aoti import workers
+    from pathlib import Path
+
+    from hatch_aoti.build import fork_server
     report_stage("overflow")
-    workers._deliver({"big": "x" * 100000}, workers.Path(payload, "no such folder", "result.json"))
+    fork_server._deliver({"big": "x" * 100000}, Path(payload, "no such folder", "result.json"))
     os._exit(0)
 
 def fail_once(payload):

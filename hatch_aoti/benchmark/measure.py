@@ -493,7 +493,7 @@ def _entry_bytes(path: Path, entry: str) -> int:
 
 
 def _constants_bytes(path: Path, name: str) -> int:
-    """Return how much of a file with external constants is one model's (see `hatch_aoti/constants.py`)."""
+    """Return how much of a file with external constants is one model's (see `artifact.constants_file`)."""
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     tensors = {entry["tensor"] for entry in json.loads(header["__metadata__"][name]).values()}

@@ -8,6 +8,7 @@ import re
 import shutil
 from typing import TYPE_CHECKING
 
+from hatch_aoti.compiler.reproduce import PROGRAM, SCRIPT
 from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:
@@ -68,8 +69,6 @@ def kept_for(outcome: Outcome, cache: Cache, project: str) -> dict[str, str]:
 
     Never raises: what failed must be heard of, also on a full disk.
     """
-    from hatch_aoti.compiler.reproduce import PROGRAM, SCRIPT
-
     try:
         folder = keep(outcome, cache, project)
         # The latest is that of the target that failed.

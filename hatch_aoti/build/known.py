@@ -13,14 +13,20 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from hatch_aoti.compiler.target import folding_features
+from hatch_aoti.compiler.toolchain import find_toolchain
 from hatch_aoti.errors import CompileError
+from hatch_aoti.job.dependencies import Trace
+from hatch_aoti.job.run import read_artifact
+from hatch_aoti.job.values import ModelResult
+from hatch_aoti.runtime.contract import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from hatch_aoti.artifact.cache import Cache
-    from hatch_aoti.job.values import ModelRequest, ModelResult
+    from hatch_aoti.job.values import ModelRequest
 
 __all__ = ["known_results", "remember"]
 
@@ -53,10 +59,6 @@ def _known_result(
     environ: Mapping[str, str],
     search_path: Sequence[str],
 ) -> ModelResult | None:
-    from hatch_aoti.job.dependencies import Trace
-    from hatch_aoti.job.run import read_artifact
-    from hatch_aoti.job.values import ModelResult
-    from hatch_aoti.runtime.contract import Signature
 
     if not Trace.from_json(note["trace"]).holds(root, environ, search_path, cache.keyed_digest):
         return None
@@ -88,9 +90,6 @@ def remember(
 
 def _request_key(request: ModelRequest, environ: Mapping[str, str]) -> str:
     """Return a hash over everything that a result depends on and that no trace records."""
-    from hatch_aoti.compiler.target import folding_features
-    from hatch_aoti.compiler.toolchain import find_toolchain
-
     try:
         toolchain = find_toolchain(environ).record()
     except CompileError:  # every model's worker will say so

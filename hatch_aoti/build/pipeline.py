@@ -8,6 +8,8 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hatch_aoti.artifact.archive import extract_objects
+from hatch_aoti.artifact.shared_object import read_object
 from hatch_aoti.build.kept import FOR_READING, LOG, keep, kept_for, relocated
 from hatch_aoti.build.known import known_results, remember
 from hatch_aoti.build.report import (
@@ -21,18 +23,28 @@ from hatch_aoti.build.report import (
     warn_of_size,
     warn_of_tuning,
 )
+from hatch_aoti.build.resources import choose_job_count, read_resources
+from hatch_aoti.build.workers import Job, run_jobs
+from hatch_aoti.compiler.gpu import find_gpu, resolve_devices
+from hatch_aoti.compiler.target import builder_cpu_features, resolve_targets
 from hatch_aoti.errors import AotiError, ModelError, Problem, SettingsError
+from hatch_aoti.job.run import preload_for
+from hatch_aoti.job.values import ModelRequest, ModelResult
+from hatch_aoti.own_code import code_digest
 from hatch_aoti.settings.environment import compose
+from hatch_aoti.settings.reader import shaping_variables
+from hatch_aoti.wheel.contents import make_bundle
+from hatch_aoti.wheel.model_files import artifact_name
+from hatch_aoti.wheel.platform_tag import choose_tag, torch_platform_floor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hatch_aoti.artifact.cache import Cache
     from hatch_aoti.build.progress import Reporter
-    from hatch_aoti.build.workers import Job, Outcome
+    from hatch_aoti.build.workers import Outcome
     from hatch_aoti.compiler.gpu import BuilderGpu
     from hatch_aoti.compiler.target import Target
-    from hatch_aoti.job.values import ModelRequest, ModelResult
     from hatch_aoti.layout import Layout
     from hatch_aoti.settings.environment import WorkerEnvironment
     from hatch_aoti.settings.model import ModelSettings, Settings
@@ -66,11 +78,6 @@ def build_models(
     `version` is the project's, `torch_version` that of the torch that compiles. Raises `AotiError`; models that fail
     are reported together, after the others have been finished and cached.
     """
-    from hatch_aoti.compiler.gpu import find_gpu, resolve_devices
-    from hatch_aoti.compiler.target import builder_cpu_features, resolve_targets
-    from hatch_aoti.settings.reader import shaping_variables
-    from hatch_aoti.wheel.contents import make_bundle
-
     targets = resolve_targets(
         settings.target,
         system=platform.system().lower(),
@@ -167,9 +174,6 @@ def _outcomes(
 
     `jobs_for(names, folder)` makes their jobs, each with a new directory in `folder`.
     """
-    from hatch_aoti.build.resources import choose_job_count, read_resources
-    from hatch_aoti.build.workers import run_jobs
-    from hatch_aoti.job.run import preload_for
 
     def run(names: Iterable[str], folder: Path, at_once: int) -> list[Outcome]:
         jobs = jobs_for(names, folder)
@@ -213,9 +217,6 @@ def _request(
     *,
     root: Path,
 ) -> ModelRequest:
-    from hatch_aoti.job.values import ModelRequest
-    from hatch_aoti.own_code import code_digest
-    from hatch_aoti.wheel.model_files import artifact_name
 
     return ModelRequest(
         # The bundle is put together from the finished artifacts: a model that changes to another is as it was.
@@ -241,7 +242,6 @@ def _job(
     root: Path,
     environment: WorkerEnvironment,
 ) -> Job:
-    from hatch_aoti.build.workers import Job
 
     name = request.entry["name"]
     directory = scratch / name
@@ -268,8 +268,6 @@ def _variables(environment: WorkerEnvironment, directory: Path) -> dict[str, str
 
 def _result(outcome: Outcome, cache: Cache, project: str, environment: WorkerEnvironment) -> ModelResult:
     """Read a job's outcome; a failure is a `ModelError` that names what outlives the build's scratch directory."""
-    from hatch_aoti.job.values import ModelResult
-
     name = outcome.job.name
     if outcome.crashed:
         log = outcome.job.log.read_text(encoding="utf-8", errors="replace")
@@ -306,8 +304,6 @@ def _after_a_crash(outcome: Outcome) -> str:
 
 def _check_logs(settings: Settings, scratch: Path, *, root: Path, environment: WorkerEnvironment) -> None:
     """Refuse a value of TORCH_LOGS that would make every worker fail when it imports torch."""
-    from hatch_aoti.build.workers import Job, run_jobs
-
     value = settings.debugging.output.get("TORCH_LOGS")
     if value is None:
         return
@@ -321,9 +317,6 @@ def _check_logs(settings: Settings, scratch: Path, *, root: Path, environment: W
 
 
 def _choose_tag(results: Sequence[ModelResult], override: str | None) -> TagChoice:
-    from hatch_aoti.artifact.archive import extract_objects
-    from hatch_aoti.artifact.shared_object import read_object
-    from hatch_aoti.wheel.platform_tag import choose_tag, torch_platform_floor
 
     objects = [
         read_object(data, name=f"{Path(artifact.path).name} ({model})")

@@ -8,13 +8,16 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
+from hatch_aoti.build.progress import Row, human_size
+from hatch_aoti.compiler.gpu import architectures, gpu_options
+from hatch_aoti.runtime.contract import Signature
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hatch_aoti.build.progress import Reporter
     from hatch_aoti.compiler.gpu import BuilderGpu
     from hatch_aoti.job.values import ModelResult
-    from hatch_aoti.runtime.contract import Signature
     from hatch_aoti.settings.model import ModelSettings, Settings
     from hatch_aoti.wheel.contents import Bundle
     from hatch_aoti.wheel.platform_tag import TagChoice
@@ -62,9 +65,6 @@ def announce_debugging(settings: Settings, reporter: Reporter) -> None:
 
 def report_models(results: Sequence[ModelResult], reporter: Reporter) -> None:
     """Print the table of artifacts: where they come from, their size, their error against eager."""
-    from hatch_aoti.build.progress import Row
-    from hatch_aoti.runtime.contract import Signature
-
     reporter.table(
         Row(
             model=result.name,
@@ -84,8 +84,6 @@ def explain_devices(
     entries: Mapping[str, ModelSettings], devices: Mapping[str, str], gpu: BuilderGpu | None, reporter: Reporter
 ) -> None:
     """Say what `device = "auto"` came to, and which GPUs will run what is compiled for one."""
-    from hatch_aoti.compiler.gpu import architectures, gpu_options
-
     for name, entry in sorted(entries.items()):
         if devices[name] == "cuda" and gpu is not None:
             options = {**gpu_options(gpu, entry.inductor_configs), **entry.inductor_configs}
@@ -164,8 +162,6 @@ def note_equal_weights(
 
 def warn_of_size(bundle: Bundle, reporter: Reporter) -> None:
     """Say that the models are larger than what an index takes, if they are."""
-    from hatch_aoti.build.progress import human_size
-
     size = sum(path.stat().st_size for path in bundle.artifacts.values()) + sum(map(len, bundle.texts.values()))
     if size > _INDEX_LIMIT:
         reporter.warn(

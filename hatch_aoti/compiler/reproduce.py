@@ -12,6 +12,8 @@ import os
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from hatch_aoti.compiler.serialise import plain_containers, plain_spec
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
@@ -133,8 +135,6 @@ def _with_plain_containers(program: torch.export.ExportedProgram) -> torch.expor
     import dataclasses
 
     import torch
-
-    from hatch_aoti.compiler.serialise import plain_containers, plain_spec
 
     [first, *rest] = program.module_call_graph
     if first.signature is not None:

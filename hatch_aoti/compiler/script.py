@@ -59,7 +59,7 @@ def compiler_script(toolchain: Toolchain, directory: Path, symbols_for: Path | N
     here = shlex.quote(os.fspath(directory))
     script.write_text(
         "#!/bin/sh\n"
-        "# Stands in for the C++ compiler, see hatch_aoti/compiler.py.\n"
+        "# Stands in for the C++ compiler, see hatch_aoti/compiler/compilation.py.\n"
         "output=\n"
         'for argument in "$@"; do\n'
         '  case "$argument" in\n'

@@ -14,12 +14,13 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hatch_aoti.errors import ModelError
+from hatch_aoti.errors import ModelError, SavedProgramError
 from hatch_aoti.export.containers import register_output_types
 from hatch_aoti.export.failures import error_name, first_line, first_lines, raised, user_traceback
 from hatch_aoti.export.importing import import_object
 from hatch_aoti.export.inputs import example_inputs, to_device
 from hatch_aoti.export.module import load_weights, make_module, seed_everything
+from hatch_aoti.export.saved_program import copy_checked
 from hatch_aoti.stages import report_stage
 
 if TYPE_CHECKING:
@@ -176,9 +177,6 @@ def _read_program(entry: ModelSettings, path: Path, device: str) -> torch.export
 
     # What `torch.export.load` calls, without its way back to formats of older torch, which read the file anew.
     from torch.export.pt2_archive._package import load_pt2
-
-    from hatch_aoti.errors import SavedProgramError
-    from hatch_aoti.export.saved_program import copy_checked
 
     report_stage("load")
     plain_load = torch.load

@@ -13,21 +13,39 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from hatch_aoti.errors import MAKE_ROOM, AotiError, CompileError, ModelError, full_disk
+from hatch_aoti.artifact.archive import ENTRY, write_package
+from hatch_aoti.artifact.cache import Cache, file_digest
+from hatch_aoti.artifact.constants_file import write_constants
+from hatch_aoti.compiler import compilation as compiler
+from hatch_aoti.compiler.compilation import all_options, compile_program, one_thread
+from hatch_aoti.compiler.gpu import BuilderGpu, architectures, gpu_options
+from hatch_aoti.compiler.optimize import make_plan
+from hatch_aoti.compiler.reproduce import PROGRAM, dump_minifier, save_program, write_script
+from hatch_aoti.compiler.serialise import inductor_options
+from hatch_aoti.compiler.target import Target, folding_features
+from hatch_aoti.compiler.toolchain import find_toolchain
+from hatch_aoti.errors import MAKE_ROOM, AotiError, CompileError, ModelError, UnsupportedModelError, full_disk
+from hatch_aoti.export.digests import constants_digest, program_digest
+from hatch_aoti.export.failures import raised, user_traceback
+from hatch_aoti.export.importing import ImportRoots
+from hatch_aoti.export.operators import called_operators, registered_operators
+from hatch_aoti.export.program import export_model, load_program
+from hatch_aoti.export.signature import read_signature
+from hatch_aoti.job.dependencies import recording
 from hatch_aoti.job.values import Artifact, ModelJob, ModelResult
+from hatch_aoti.job.verify import random_operators, verify_artifact
+from hatch_aoti.own_code import modules_of
+from hatch_aoti.settings.model import ModelSettings
 from hatch_aoti.stages import last_stage, report_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from hatch_aoti.artifact.cache import Cache
     from hatch_aoti.compiler.optimize import Plan
-    from hatch_aoti.compiler.target import Target
     from hatch_aoti.compiler.toolchain import Toolchain
     from hatch_aoti.export.program import Source
     from hatch_aoti.runtime.contract import Signature
-    from hatch_aoti.settings.model import ModelSettings
 
 __all__ = ["preload", "preload_for", "read_artifact", "run"]
 
@@ -47,9 +65,6 @@ def preload_for(payloads: Iterable[Mapping[str, Any]]) -> str:
 
 def preload() -> None:
     """Import what every job needs, and nothing of any project's."""
-    from hatch_aoti.compiler import compilation as compiler
-    from hatch_aoti.own_code import modules_of
-
     for module in modules_of(__name__):
         importlib.import_module(module)
     compiler.preload()
@@ -57,8 +72,6 @@ def preload() -> None:
 
 def run(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Do one `ModelJob`, given as a dict; return a `ModelResult` as a dict, expected failures included."""
-    from hatch_aoti.settings.model import ModelSettings
-
     job = ModelJob.from_json(payload, dict(os.environ))
     entry = ModelSettings.from_json(job.request.entry)
     unset: list[str] = []
@@ -76,8 +89,6 @@ def run(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _failure(error: BaseException) -> dict[str, str] | None:
     """Return the parts of a `ModelError` for what ended a job; None if it is a fault of ours."""
-    from hatch_aoti.export.failures import raised, user_traceback
-
     if full := full_disk(error):
         return {"stage": last_stage(), "reason": full, "hint": MAKE_ROOM, "details": ""}
     if isinstance(error, ModelError):
@@ -94,8 +105,6 @@ def _failure(error: BaseException) -> dict[str, str] | None:
 
 def _run(job: ModelJob, entry: ModelSettings, unset: list[str]) -> ModelResult:
     """Do the job; add to `unset` which variables that are not set the export looked up, also where it fails."""
-    from hatch_aoti.compiler.target import Target
-
     request = job.request
     exported, trace = _export(job, entry, unset)
     targets = [Target(**{**target, "features": tuple(target["features"])}) for target in request.targets]
@@ -125,15 +134,11 @@ def _run(job: ModelJob, entry: ModelSettings, unset: list[str]) -> ModelResult:
 
 def _source_digests(entry: ModelSettings, root: Path) -> dict[str, str]:
     """Return the SHA-256 of the files that the settings `weights` and `exported` name, by those names."""
-    from hatch_aoti.artifact.cache import file_digest
-
     return {file: file_digest(root / file) for file in (entry.weights, entry.exported) if file is not None}
 
 
 def _gpu_record(gpu: Mapping[str, str] | None, artifacts: tuple[Artifact, ...]) -> dict[str, Any] | None:
     """Return what the manifest says about the GPU that a model was compiled on, and which GPUs run the result."""
-    from hatch_aoti.compiler.gpu import BuilderGpu, architectures
-
     if gpu is None:
         return None
     # Baselines are about the code for the CPU: the kernels of all artifacts are for the same GPUs.
@@ -154,16 +159,6 @@ class _Exported:
 
 def _export(job: ModelJob, entry: ModelSettings, unset: list[str]) -> tuple[_Exported, dict[str, Any] | None]:
     """Import, build and export the model; return what came of it, and what that read (a `Trace`)."""
-    from hatch_aoti.compiler.compilation import one_thread
-    from hatch_aoti.compiler.optimize import make_plan
-    from hatch_aoti.errors import UnsupportedModelError
-    from hatch_aoti.export.digests import program_digest
-    from hatch_aoti.export.importing import ImportRoots
-    from hatch_aoti.export.operators import called_operators, registered_operators
-    from hatch_aoti.export.program import export_model, load_program
-    from hatch_aoti.export.signature import read_signature
-    from hatch_aoti.job.dependencies import recording
-
     # Importing the project's modules must not write into its tree, which may be read-only or shared.
     sys.dont_write_bytecode = True
     ImportRoots(
@@ -198,10 +193,6 @@ def _export(job: ModelJob, entry: ModelSettings, unset: list[str]) -> tuple[_Exp
 
 def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str) -> Artifact:
     """Take the artifact for one target from the cache, or make it and put it there."""
-    from hatch_aoti.compiler.gpu import BuilderGpu, gpu_options
-    from hatch_aoti.compiler.target import folding_features
-    from hatch_aoti.compiler.toolchain import find_toolchain
-
     entry, cache, toolchain = exported.entry, _cache(job), find_toolchain(job.environ)
     gpu = None if job.request.gpu is None else BuilderGpu(**job.request.gpu)
     options = {
@@ -260,7 +251,6 @@ def read_artifact(entry: Path, target: str, key: str, file_name: str, *, cached:
 
 
 def _cache(job: ModelJob) -> Cache:
-    from hatch_aoti.artifact.cache import Cache
 
     return Cache(job.cache, trusted=job.trust_cache)
 
@@ -275,14 +265,6 @@ def _make(
     directory: Path,
 ) -> None:
     """Compile, package and verify one artifact into `directory / "entry"`."""
-    from hatch_aoti.artifact.archive import ENTRY, write_package
-    from hatch_aoti.artifact.constants_file import write_constants
-    from hatch_aoti.compiler.compilation import all_options, compile_program
-    from hatch_aoti.compiler.reproduce import dump_minifier
-    from hatch_aoti.compiler.target import folding_features
-    from hatch_aoti.export.digests import constants_digest
-    from hatch_aoti.job.verify import verify_artifact
-
     entry, source = exported.entry, exported.source
     report_stage("compile" if len(job.request.targets) == 1 else f"compile for {target.name}")
     work, finished = job.folder / target.name, directory / "entry"
@@ -371,9 +353,6 @@ def _keep_for_reproduction(
     work: Path,
 ) -> None:
     """Write what compiling again in plain torch takes: should this fail, the build tells people where it is."""
-    from hatch_aoti.compiler.compilation import all_options
-    from hatch_aoti.compiler.reproduce import PROGRAM, save_program, write_script
-
     if not (job.folder / PROGRAM).exists():
         save_program(exported.source.program, job.folder)
     write_script(
@@ -389,9 +368,6 @@ def _keep_for_reproduction(
 
 def _needed_options(source: Source, signature: Signature) -> dict[str, Any]:
     """Return the options without which the compiled code would not do what eager does."""
-    from hatch_aoti.compiler.serialise import inductor_options
-    from hatch_aoti.job.verify import random_operators
-
     # Random numbers from eager's generator, in eager's order.
     drawn = {"fallback_random": True} if random_operators(source.program) else {}
     return {**inductor_options(signature), **drawn}

@@ -12,7 +12,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_aoti.artifact.cache import default_cache_dir
+from hatch_aoti.build.pipeline import build_models
 from hatch_aoti.errors import AotiError, Problem, SettingsError
+from hatch_aoti.layout import read_layout
+from hatch_aoti.plugin.requirements import (
+    extra_requirement,
+    installed_torch,
+    torch_requires_python,
+    unsupported_pythons,
+)
+from hatch_aoti.settings.reader import check_hook_config, parse_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -53,9 +63,6 @@ def read_project(
     package for the models, or if Python and PyTorch would not find the same files by their names.
     """
     from hatchling.builders.wheel import WheelBuilder
-
-    from hatch_aoti.artifact.cache import default_cache_dir
-    from hatch_aoti.layout import read_layout
 
     root = Path(metadata.root)
     settings = _read_settings(metadata, hook_config, root, environ)
@@ -108,7 +115,6 @@ def _check_names(names: Iterable[str]) -> None:
 def _read_settings(
     metadata: ProjectMetadata[Any], hook_config: Mapping[str, Any], root: Path, environ: Mapping[str, str]
 ) -> Settings:
-    from hatch_aoti.settings.reader import check_hook_config, parse_settings
 
     problems: list[Problem] = check_hook_config(hook_config)
     try:
@@ -128,14 +134,6 @@ def build_project(
     Returns what was built, and the requirement on torch that a wheel must add to those of the project, None if it
     states one itself. Raises `AotiError`, also if that one excludes the torch that compiles.
     """
-    from hatch_aoti.build.pipeline import build_models
-    from hatch_aoti.plugin.requirements import (
-        extra_requirement,
-        installed_torch,
-        torch_requires_python,
-        unsupported_pythons,
-    )
-
     torch, needs = installed_torch(), torch_requires_python()
     too_old = unsupported_pythons(project.requires_python, needs)
     if too_old:

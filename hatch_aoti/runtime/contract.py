@@ -1,7 +1,7 @@
 """The calling contract of one compiled model, as plain frozen values.
 
-This is the vocabulary that the build (`hatch_aoti.signature` reads a contract from an exported program), the manifest
-and the generated `_models.py` (which checks calls against it) share. It needs neither torch nor hatch-aoti.
+This is the vocabulary that the build (`export.signature` reads a contract from an exported program), the manifest and
+the generated `_models.py` (which checks calls against it) share. It needs neither torch nor hatch-aoti.
 """
 
 from __future__ import annotations

@@ -560,7 +560,7 @@ def give_constants(load_constants: Callable[..., None], tensors: dict[str, torch
 def map_constants(path: Path, model: str, header_id: str = "") -> dict[str, torch.Tensor]:
     """Return a model's constants from a `.safetensors` file of several models', by the names its compiled code has.
 
-    The file's metadata has an index for each model; see `hatch_aoti/constants.py` for its format. The tensors are
+    The file's metadata has an index for each model; see `artifact/constants_file.py` for its format. The tensors are
     views of the file and stay valid as long as the process lives. `header_id` is the SHA-256 of the file's header,
     which names each tensor by a hash of its content. Raises LoadError if the file is missing, damaged or another one;
     what the tensors hold is not read here, but by `verify`.

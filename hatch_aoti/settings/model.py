@@ -27,7 +27,7 @@ class ModelSettings:
     map the index of a dimension, as a string of digits, to the name of a dim; an empty dict is an input without
     dynamic dimensions. `inductor_configs` maps dotted names of torch's options to TOML values. `rtol` and `atol` are
     None where the tolerance follows from the dtype. `optimize` says whether weights are folded and prepacked, and
-    `constants` (`"embedded"` or `"external"`) where they are; None leaves either to a rule (see `optimize.py`).
+    `constants` (`"embedded"` or `"external"`) where they are; None leaves either to a rule (`compiler.optimize`).
     `bundle` is the stem of the file that the model shares with others, or None for a file of its own.
     """
 

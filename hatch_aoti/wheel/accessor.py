@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AccessorModel", "render", "reserved_names"]
 
-_MODULES = ("contract", "calls", "runtime")
+_MODULES = ("contract", "calls", "models")
 _WIDTH = 120
 
 

@@ -4,7 +4,7 @@
     <package>/cmake/<name>ConfigVersion.cmake     find_package(<name> 1.2 CONFIG)
     <package>/include/<package>/models.h          `<package>::Model`
 
-`<name>` is the import name, with `_` for dots. The header is `hatch_aoti/cpp/models.h` in the package's own namespace,
+`<name>` is the import name, with `_` for dots. The header is `cpp/models.h` in the package's own namespace,
 so that a program can use the wheels of several packages, built by different versions of hatch-aoti.
 """
 

@@ -9,8 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_aoti.artifact.archive import ENTRY, extract_objects
+from hatch_aoti.artifact.cache import file_digest
+from hatch_aoti.artifact.shared_object import read_object
 from hatch_aoti.artifact.untrusted import LARGEST_TEXT, check_regular, is_safe_name, open_wheel, parse_json, printable
 from hatch_aoti.errors import AotiError
+from hatch_aoti.runtime.contract import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -172,8 +176,6 @@ def inspect_wheel(path: Path) -> Report:
 
 def _report(source: str, manifest: bytes, read: Callable[[str, str | None], FileReport]) -> Report:
     """Make the report of a manifest; `read` reports on the file with a name, whose SHA-256 is known."""
-    from hatch_aoti.runtime.contract import Signature
-
     try:
         if len(manifest) > LARGEST_TEXT:
             raise ValueError(f"it has more than {LARGEST_TEXT} bytes")
@@ -245,7 +247,6 @@ def _gpu(gpu: Mapping[str, Any] | None) -> GpuReport | None:
 
 
 def _artifact(artifact: Mapping[str, Any]) -> ArtifactReport:
-    from hatch_aoti.artifact.archive import ENTRY
 
     return ArtifactReport(
         artifact["file"],
@@ -259,9 +260,6 @@ def _artifact(artifact: Mapping[str, Any]) -> ArtifactReport:
 
 
 def _file(path: Path, name: str, digest: str | None) -> FileReport:
-    from hatch_aoti.artifact.archive import extract_objects
-    from hatch_aoti.artifact.cache import file_digest
-    from hatch_aoti.artifact.shared_object import read_object
 
     check_regular(path)
     try:

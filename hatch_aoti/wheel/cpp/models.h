@@ -506,7 +506,7 @@ using Constants = std::unordered_map<std::string, at::Tensor>;
 /// Return a model's constants from a .safetensors file: views of the file, which is mapped into memory.
 ///
 /// The file's metadata has an index for each model, from the names that compiled code uses to tensors with their dtype,
-/// shape and order of dimensions in memory (hatch_aoti/constants.py).
+/// shape and order of dimensions in memory (hatch_aoti/artifact/constants_file.py).
 inline Constants map_constants(const std::filesystem::path& path, const std::string& model) {
   std::ifstream file(path, std::ios::binary);
   if (!file.is_open()) {
