@@ -36,32 +36,26 @@ import shlex
 import stat
 import tempfile
 import time
-import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hatch_aoti.artifact.plain_files import acquire, digest, is_private, read_plain, release, remove
+from hatch_aoti.artifact.own_directory import FORMAT, OwnDirectory, checked_key, children, is_vacant
+from hatch_aoti.artifact.plain_files import digest, is_private, read_plain
 from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Mapping
 
 __all__ = ["Cache", "default_cache_dir", "file_digest", "is_vacant", "open_cache"]
 
-_FORMAT = 1
-_TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backups and searches leave such a directory out
-_TAG_HEAD = "Signature: 8a477f597d28d172789f06886806bc55\n# This directory is a cache of hatch-aoti, format "
 _KINDS = ("artifacts", "headers", "notes", "debug")
-_KEY = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"\w[\w.-]*")  # of a package or a model
-_SCRATCH = re.compile(r"[a-z]+-[0-9a-f]{16}")
 _SUMS = "SHA256SUMS.json"
 _MOST_SUMS = 1 << 24  # bytes
 _MOST_NOTES = 1 << 28
 _NOTES_KEPT = 8
 _SECRET_BYTES = 32
 _IN_USE = 3600  # seconds
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 _Kind = Literal["artifacts", "headers"]
 
@@ -71,14 +65,6 @@ def default_cache_dir() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("hatch-aoti", appauthor=False)
-
-
-def is_vacant(root: Path) -> bool:
-    """Whether there is nothing at `root` yet, or an empty directory: a place for a new cache. Raises `OSError`."""
-    try:
-        return not any(not name.startswith(f".{_TAG}.") for name in os.listdir(root))  # noqa: PTH208 - one less to close
-    except FileNotFoundError:
-        return not root.is_symlink()
 
 
 def open_cache(directory: Path | None, *, trusted: bool = False) -> Cache:
@@ -124,35 +110,14 @@ def file_digest(path: Path) -> str:
     return digest(Path(os.path.realpath(path)))
 
 
-class Cache:
+class Cache(OwnDirectory):
     """A directory of entries, each a few files under a key that covers all they depend on.
 
     A key is a SHA-256 in hexadecimal; methods raise `ValueError` for anything else, and `AotiError` where the cache
     cannot be written.
     """
 
-    def __init__(self, root: Path, *, trusted: bool = False) -> None:
-        """Open the cache at `root`, creating it if there is nothing, or an empty directory.
-
-        Raises `AotiError` if the directory has something else in it, if others than this user can write to it (which
-        `trusted` allows), or if it cannot be written, naming the ways to choose another.
-        """
-        self.root = root
-        self.trusted = trusted
-        with self._writing():
-            self._adopt()
-            for name in (*_KINDS, "locks", "scratch"):
-                self._directory(root / name)
-            with tempfile.TemporaryFile(dir=root / "scratch"):
-                pass
-        self._sweep()
-
-    def hold(self) -> None:
-        """Keep what is used from now on safe from `trim`, in whichever process, until this one ends."""
-        with self._writing():
-            lock, handle = self._take_scratch("session")
-        process = os.getpid()
-        weakref.finalize(self, lambda: release(lock, handle) if os.getpid() == process else None)
+    folders = (*_KINDS, "locks", "scratch")
 
     def place(self, key: str, kind: _Kind = "artifacts") -> Path:
         """Return where an entry is, or will be."""
@@ -305,18 +270,6 @@ class Cache:
             os.utime(place)  # made now: see `trim`
         return place
 
-    @contextlib.contextmanager
-    def lock(self, key: str) -> Iterator[None]:
-        """Hold the lock of `key`: whoever waits for it finds the entry made by the one before."""
-        path = self.root / "locks" / f"{_checked(key)}.lock"
-        with self._writing():
-            handle = acquire(path)
-        try:
-            yield
-        finally:
-            if handle is not None:
-                release(path, handle)
-
     def size(self) -> int:
         """Return how much the cache holds, in bytes."""
         return sum(_size(self.root / kind) for kind in _KINDS)
@@ -328,7 +281,7 @@ class Cache:
         """
         before = self.size()
         for kind in _KINDS:
-            for path in _children(self.root / kind):
+            for path in children(self.root / kind):
                 self._discard(path)
         return before - self.size()
 
@@ -339,9 +292,9 @@ class Cache:
         of the builds that still run began: one of them may be about to ship it.
         """
         entries = []
-        for group in (path for kind in _KINDS for path in _children(self.root / kind)):
+        for group in (path for kind in _KINDS for path in children(self.root / kind)):
             # What is no folder of ours is an entry of its own: it can only go.
-            for path in _children(group) if self._is_ours(group, stat.S_ISDIR) else [group]:
+            for path in children(group) if self._is_ours(group, stat.S_ISDIR) else [group]:
                 with contextlib.suppress(OSError):
                     entries.append((path.lstat().st_mtime, _size(path), path))
         in_use = min([time.time(), *self._running_since()]) - _IN_USE
@@ -354,102 +307,11 @@ class Cache:
             freed += size if not os.path.lexists(path) else 0
         return freed
 
-    @contextlib.contextmanager
-    def scratch(self, prefix: str) -> Iterator[Path]:
-        """Yield a private directory on the cache's file system; it is removed afterwards, or by the next sweep.
-
-        Raises `AotiError` also when the disk is full for what is done inside.
-        """
-        with self._writing():
-            lock, handle = self._take_scratch(prefix)
-        directory = lock.with_suffix("")
-        try:
-            with self._writing():
-                directory.mkdir(mode=0o700)
-            yield directory
-        except OSError as error:
-            if error.errno not in _FULL:
-                raise
-            raise self._cannot_write(error) from error
-        finally:
-            with contextlib.suppress(OSError):
-                remove(directory)
-            release(lock, handle)
-
-    # --- What the cache is ------------------------------------------------------------------------------------------
-
-    def _adopt(self) -> None:
-        """Make sure that `root` is a cache of ours, or make it one."""
-        self.root.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileExistsError):
-            self.root.mkdir(mode=0o700)
-        found = self.root.stat()
-        if not stat.S_ISDIR(found.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(self.root))
-        tag = self._read_tag()
-        # Another process may make it one just now, beginning with the tag.
-        if tag is None and not is_vacant(self.root) and (tag := self._read_tag()) is None:
-            raise AotiError(
-                f"{self.root} is not a cache of hatch-aoti, but has other files in it, so nothing there is touched; "
-                "choose a new or an empty directory with `tool.aoti.cache-dir`, HATCH_AOTI_CACHE_DIR or --cache-dir"
-            )
-        if tag not in {None, _FORMAT}:
-            raise AotiError(
-                f"the artifact cache {self.root} is of another version of hatch-aoti (it has format {tag}, this one "
-                f"uses {_FORMAT}); remove it, or choose another directory with `tool.aoti.cache-dir` or the "
-                "environment variable HATCH_AOTI_CACHE_DIR"
-            )
-        if not self.trusted:
-            # An empty directory has nothing in it that others could have changed.
-            writable = 0 if tag is None else stat.S_IWGRP | stat.S_IWOTH
-            self._refuse_others(self.root, found, writable)
-            if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) != 0o700:
-                self.root.chmod(0o700)
-        if tag is None:
-            handle, partial = tempfile.mkstemp(prefix=f".{_TAG}.", dir=self.root)
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                file.write(f"{_TAG_HEAD}{_FORMAT}.\n# See https://bford.info/cachedir/ for what this file is for.\n")
-            Path(partial).chmod(0o644)
-            Path(partial).replace(self.root / _TAG)
-
-    def _read_tag(self) -> int | None:
-        """Return the format of the cache at `root`; None if that is not known to be one."""
-        try:
-            text = read_plain(self.root / _TAG, 1 << 12).decode("ascii")
-        except (OSError, ValueError):
-            return None
-        found = re.match(re.escape(_TAG_HEAD) + r"([0-9]{1,9})\.\n", text)
-        return int(found[1]) if found else None
-
-    def _refuse_others(self, path: Path, found: os.stat_result, writable: int = stat.S_IWGRP | stat.S_IWOTH) -> None:
-        """Raise `AotiError` if a directory is someone else's, or others can write to it."""
-        if found.st_uid not in {os.geteuid(), 0}:
-            wrong = f"belongs to another user (number {found.st_uid})"
-            remedy = f"chown -R {os.geteuid()} {shlex.quote(str(self.root))}"
-        elif found.st_mode & writable:
-            wrong = f"can be written by others (mode {stat.S_IMODE(found.st_mode):o})"
-            remedy = f"chmod -R go-w {shlex.quote(str(self.root))}"
-        else:
-            return
-        raise AotiError(
-            f"the artifact cache is not safe: {path} {wrong}, and what is in it gets into wheels. Remove it; or make "
-            f"it yours alone (`{remedy}`) if nobody can have changed it; or, where all who can write to it are "
-            "trusted, as in the image of a CI system, set HATCH_AOTI_TRUST_CACHE=1"
-        )
-
     # --- What is in it ----------------------------------------------------------------------------------------------
 
     def _place(self, kind: str, key: str) -> Path:
-        name = f"{_checked(key)}.json" if kind == "notes" else _checked(key)
+        name = f"{checked_key(key)}.json" if kind == "notes" else checked_key(key)
         return self.root / kind / key[:2] / name
-
-    def _is_ours(self, path: Path, is_type: Callable[[int], bool] = stat.S_ISREG) -> bool:
-        """Whether `path` is a file (or what `is_type` says), no link to one, and nobody else can have changed it."""
-        try:
-            found = path.lstat()
-        except OSError:
-            return False
-        return is_type(found.st_mode) and (self.trusted or is_private(found))
 
     def _is_sound(self, entry: Path, kind: str) -> bool:
         """Whether an entry has the files that were stored under its key, and nothing else."""
@@ -472,130 +334,15 @@ class Cache:
         except (OSError, ValueError, RecursionError):
             return False
 
-    def _directory(self, path: Path) -> None:
-        """Have a directory, and those above it up to the root. What is in its place and no directory of ours goes.
-
-        Except for those right below the root: whoever made them others has to say what they are for.
-        """
-        for folder in reversed([path, *path.parents][: len(path.relative_to(self.root).parts)]):
-            with contextlib.suppress(FileExistsError):
-                folder.mkdir(mode=0o700)
-            if self._is_ours(folder, stat.S_ISDIR):
-                continue
-            if folder.parent != self.root:
-                self._discard(folder)
-                folder.mkdir(mode=0o700)
-            elif stat.S_ISDIR((found := folder.lstat()).st_mode):
-                self._refuse_others(folder, found)
-            else:
-                raise AotiError(f"{folder} must be a directory, for the artifact cache, and is not one; remove it")
-
-    def _discard(self, path: Path, inode: int | None = None) -> None:
-        """Take something away in one step, so that no reader sees it half removed; with `inode`, only if it is that.
-
-        Where it cannot be reached without leaving the cache, the link on the way goes.
-        """
-        for folder in reversed(list(path.parents)[: len(path.relative_to(self.root).parts) - 1]):
-            if not self._is_ours(folder, stat.S_ISDIR):
-                path, inode = folder, None
-                break
-        if not os.path.lexists(path):
-            return
-        with contextlib.suppress(OSError), self.scratch("discarded") as away:
-            path.rename(away / "entry")
-            if inode is not None and (away / "entry").lstat().st_ino != inode:
-                (away / "entry").rename(path)  # another process has made it anew
-
-    # --- What is being worked on ------------------------------------------------------------------------------------
-
-    def _take_scratch(self, prefix: str) -> tuple[Path, int]:
-        """Take a lock in `scratch`; return its path, which without suffix is the name of a directory, and descriptor.
-
-        The lock comes before the directory, so that a directory without one has no living owner.
-        """
-        while True:
-            lock = self.root / "scratch" / f"{prefix}-{secrets.token_hex(8)}.lock"
-            handle = acquire(lock, wait=False)
-            if handle is not None:
-                return lock, handle
-
-    def _running_since(self) -> list[float]:
-        """Return when those began that work with the cache at present, in seconds since the epoch."""
-        began = []
-        for path in _children(self.root / "scratch"):
-            if path.suffix != ".lock" or not _SCRATCH.fullmatch(path.stem):
-                continue
-            with contextlib.suppress(OSError):
-                since = path.lstat().st_mtime
-                handle = acquire(path, wait=False)
-                if handle is None:
-                    began.append(since)
-                else:
-                    release(path, handle)
-        return began
-
-    def _sweep(self) -> None:
-        """Remove what is in `scratch` and whose owners are gone."""
-        scratch = self.root / "scratch"
-        owned = set()
-        for path in _children(scratch):
-            name = path.name.removesuffix(".lock")
-            if _SCRATCH.fullmatch(name):
-                owned.add(name)
-            else:
-                with contextlib.suppress(OSError):
-                    remove(path)
-        for name in sorted(owned):
-            with contextlib.suppress(OSError):
-                lock = scratch / f"{name}.lock"
-                handle = acquire(lock, wait=False)
-                if handle is not None:
-                    try:
-                        remove(scratch / name)
-                    finally:
-                        release(lock, handle)
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise self._cannot_write(error) from error
-
-    def _cannot_write(self, error: OSError) -> AotiError:
-        if error.errno in _FULL:
-            return AotiError(
-                f"the disk with the artifact cache {self.root} is full ({error.strerror}); free some space there, for "
-                "example with `hatch-aoti cache --trim`, or choose another directory with `tool.aoti.cache-dir` or the "
-                "environment variable HATCH_AOTI_CACHE_DIR"
-            )
-        return AotiError(
-            f"the artifact cache {self.root} cannot be written ({error.strerror or error}); choose another directory "
-            "with `tool.aoti.cache-dir` or the environment variable HATCH_AOTI_CACHE_DIR"
-        )
-
-
-def _checked(key: str) -> str:
-    if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise ValueError(f"{key!r} is not a key of the cache")
-    return key
-
 
 def _identity(kind: str, key: str) -> dict[str, Any]:
-    return {"format": _FORMAT, "kind": kind, "key": key}
+    return {"format": FORMAT, "kind": kind, "key": key}
 
 
 def _seal(key: str, text: bytes) -> bytes:
     """Return the checksum of notes, over what they say and what they are."""
     identity = json.dumps(_identity("notes", key), sort_keys=True).encode()
     return hashlib.sha256(identity + b"\n" + text).hexdigest().encode()
-
-
-def _children(directory: Path) -> list[Path]:
-    """Return what is in a directory, sorted; nothing if it has just gone."""
-    with contextlib.suppress(OSError):
-        return sorted(directory.iterdir())
-    return []
 
 
 def _contents(directory: Path) -> tuple[set[str], set[str]]:
@@ -620,4 +367,4 @@ def _size(path: Path) -> int:
         found = path.lstat()
         if not stat.S_ISDIR(found.st_mode):
             return found.st_size
-    return sum(map(_size, _children(path)))
+    return sum(map(_size, children(path)))

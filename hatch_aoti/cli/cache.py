@@ -50,7 +50,8 @@ def cache(cache_dir: Path | None, *, clear: bool, trim: int | None, trust_cache:
 
     A directory that is no cache of hatch-aoti is left alone.
     """
-    from hatch_aoti.artifact.cache import default_cache_dir, is_vacant, open_cache
+    from hatch_aoti.artifact.cache import default_cache_dir, open_cache
+    from hatch_aoti.artifact.own_directory import is_vacant
     from hatch_aoti.build.progress import human_size
 
     if clear and trim is not None:
