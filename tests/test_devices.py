@@ -202,7 +202,7 @@ def test_results_of_another_machine_are_not_taken_for_this_ones(tmp_path, monkey
         )
         plain = ModelRequest(**json.loads(json.dumps(dataclasses.asdict(request))))
         work = job.ModelJob(
-            plain, tmp_path, tmp_path / "c", tmp_path, tmp_path, Debugging(), anew=False, environ=environ
+            plain, tmp_path, tmp_path / "c", tmp_path, tmp_path, Debugging(), bypass_cache=False, environ=environ
         )
         Cache(work.cache).root.mkdir(exist_ok=True)
         keys.add(job._artifact(work, exported, TARGETS[0], "scale.pt2").key)

@@ -367,9 +367,9 @@ def test_kernels_are_tuned_for_the_baseline_and_not_for_the_caches_of_the_builde
         [], system=os.uname().sysname, machine=os.uname().machine, builder_features=builder_cpu_features()
     )
     own = torch.cpu.get_capabilities()
-    with compiler._steer(target, tmp_path, ()):
+    with compiler._patched_inductor(target, tmp_path, ()):
         assert torch.cpu.get_capabilities() == {**own, "l1d_cache_size": 32 * 1024, "l2_cache_size": 1024 * 1024}
-    with compiler._steer(dataclasses.replace(target, vec_isa=TORCH_PICKS), tmp_path, ()):
+    with compiler._patched_inductor(dataclasses.replace(target, vec_isa=TORCH_PICKS), tmp_path, ()):
         assert torch.cpu.get_capabilities() == own
     assert torch.cpu.get_capabilities() == own
 

@@ -20,7 +20,8 @@ import torch
 from conftest import write_files
 from safetensors.torch import load_file, save_file
 
-from hatch_aoti.job.dependencies import Trace, recording
+from hatch_aoti.job.dependencies import ExportDependencies
+from hatch_aoti.job.recording import recording
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def digest(data: bytes) -> str:
     return hmac.digest(b"the cache's secret", data, "sha256").hex()
 
 
-def trace_of(project: Path, module: str = "traced.model") -> Trace:
+def trace_of(project: Path, module: str = "traced.model") -> ExportDependencies:
     with recording(project) as recorder:
         importlib.import_module(module)
     trace = recorder.finish(digest)
@@ -71,7 +72,7 @@ def trace_of(project: Path, module: str = "traced.model") -> Trace:
     return trace
 
 
-def holds(trace: Trace, project: Path, **environ: str) -> bool:
+def holds(trace: ExportDependencies, project: Path, **environ: str) -> bool:
     """Say whether a trace holds for a project, which may have been moved since: its import path goes with it."""
     path = [entry for entry in sys.path if not (Path(entry) / "traced").exists() or Path(entry) == project]
     path = path if os.fspath(project) in path else [os.fspath(project), *path[1:]]
@@ -79,7 +80,7 @@ def holds(trace: Trace, project: Path, **environ: str) -> bool:
 
 
 def test_nothing_changed_holds_also_after_a_trip_through_json_and_in_another_place(project, tmp_path_factory):
-    trace = Trace.from_json(trace_of(project).to_json())
+    trace = ExportDependencies.from_json(trace_of(project).to_json())
     assert holds(trace, project)
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
     project.rename(elsewhere)
@@ -123,7 +124,7 @@ def test_environment_variables_that_were_looked_at_are_compared_set_or_not(proje
     assert holds(trace, project, SOMETHING_ELSE="2")
 
 
-def asking(project: Path, code: str) -> Trace:
+def asking(project: Path, code: str) -> ExportDependencies:
     """Return the trace of a module with this code."""
     write_files(project, {"traced/asking.py": f"import os, pathlib\n\nhere = pathlib.Path(__file__).parent\n{code}\n"})
     return trace_of(project, "traced.asking")

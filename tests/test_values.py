@@ -21,8 +21,8 @@ from hatch_aoti.compiler.checks import guard_kernels
 from hatch_aoti.compiler.compilation import compile_program
 from hatch_aoti.compiler.target import builder_cpu_features, resolve_targets
 from hatch_aoti.compiler.toolchain import find_toolchain
+from hatch_aoti.export.operators import random_operators
 from hatch_aoti.export.signature import read_signature
-from hatch_aoti.job.verify import random_operators
 from hatch_aoti.runtime.calls import caller
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from hatch_aoti.errors import ModelError
-from hatch_aoti.export.program import Source
+from hatch_aoti.export import operators
+from hatch_aoti.export.program import ExportedModel
 from hatch_aoti.export.signature import read_signature
 from hatch_aoti.job import verify
 from hatch_aoti.settings.model import ModelSettings
@@ -42,7 +43,7 @@ def checked(monkeypatch, module, args, shapes=None, *, spoil=lambda results: res
     sizes = []
     module.register_forward_pre_hook(lambda _, inputs: sizes.append(tuple(inputs[0].shape) if inputs else ()))
     entry = ModelSettings(name="model", model="package:Model", inputs="package:inputs", **settings)
-    source = Source(module, args, {}, shapes, output, program)
+    source = ExportedModel(module, args, {}, shapes, output, program)
     return verify.verify_artifact(Path("model.pt2"), None, source, signature, entry, device="cpu"), sizes
 
 
@@ -181,14 +182,14 @@ class Noise(nn.Module):
 
 def test_random_operators_are_found_and_compared_with_the_same_seed(monkeypatch):
     program = torch.export.export(Noise(), (torch.zeros(4),))
-    assert verify.random_operators(program) == ["aten.rand_like.default"]
+    assert operators.random_operators(program) == ["aten.rand_like.default"]
     verification, _ = checked(monkeypatch, Noise(), (torch.zeros(4),))
     assert verification.max_error == 0.0
 
 
 def test_dropout_in_eval_mode_is_not_random():
     program = torch.export.export(nn.Dropout(0.5).eval(), (torch.zeros(4),))
-    assert verify.random_operators(program) == []
+    assert operators.random_operators(program) == []
 
 
 def test_verification_can_be_turned_off_and_is_recorded_as_such(monkeypatch):

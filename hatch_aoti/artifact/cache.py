@@ -39,14 +39,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hatch_aoti.artifact.own_directory import FORMAT, OwnDirectory, checked_key, children, is_vacant
+from hatch_aoti.artifact.own_directory import FORMAT, OwnDirectory, checked_key, children
 from hatch_aoti.artifact.plain_files import digest, is_private, read_plain
 from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Cache", "default_cache_dir", "file_digest", "is_vacant", "open_cache"]
+__all__ = ["Cache", "default_cache_dir", "file_digest", "open_cache"]
 
 _KINDS = ("artifacts", "headers", "notes", "debug")
 _NAME = re.compile(r"\w[\w.-]*")  # of a package or a model

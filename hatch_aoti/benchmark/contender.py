@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hatch_aoti.export.program import Prepared
+    from hatch_aoti.export.program import EagerModel
 
 __all__ = ["CONTENDERS", "Contender", "install_roots", "leaves", "prepare_all"]
 
@@ -184,7 +184,7 @@ class TorchScript(Contender):
         import torch
 
         jit: Any = torch.jit  # without annotations
-        prepared = _prepared(entry, root)
+        prepared = _eager_model(entry, root)
         flat, module = _flattened(prepared)
         with torch.inference_mode():
             traced = jit.trace(module, tuple(flat), strict=False, check_trace=False)
@@ -234,7 +234,7 @@ class AotInductor(Contender):
             if entry.exported is not None:
                 program = load_program(entry, root=root, device="cpu").program
             else:
-                model = _prepared(entry, root)
+                model = _eager_model(entry, root)
                 program = torch.export.export(
                     model.module, model.args, model.kwargs, dynamic_shapes=model.dynamic_shapes, strict=False
                 )
@@ -263,7 +263,7 @@ class OnnxRuntime(Contender):
         import numpy as np
         import torch
 
-        prepared = _prepared(entry, root)
+        prepared = _eager_model(entry, root)
         with torch.no_grad():
             torch.onnx.export(
                 prepared.module, prepared.args, path, kwargs=prepared.kwargs, dynamo=True, verbose=False,
@@ -340,13 +340,13 @@ def install_roots(roots: Mapping[str, Any]) -> None:
     ImportRoots(tuple(roots["paths"]), roots["packages"]).install()
 
 
-def _prepared(entry: Any, root: Path) -> Prepared:
+def _eager_model(entry: Any, root: Path) -> EagerModel:
     from hatch_aoti.export.program import prepare_model
 
     return prepare_model(entry, root=root, device="cpu")
 
 
-def _flattened(prepared: Prepared) -> tuple[list[torch.Tensor], torch.nn.Module]:
+def _flattened(prepared: EagerModel) -> tuple[list[torch.Tensor], torch.nn.Module]:
     """Return the tensors among the inputs, and a module that takes them as they are and has the rest built in."""
     import torch
     from torch.utils import _pytree

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hatch_aoti.compiler.target import folding_features
 from hatch_aoti.compiler.toolchain import find_toolchain
 from hatch_aoti.errors import CompileError
-from hatch_aoti.job.dependencies import Trace
+from hatch_aoti.job.dependencies import ExportDependencies
 from hatch_aoti.job.run import read_artifact
 from hatch_aoti.job.values import ModelResult
 from hatch_aoti.runtime.contract import Signature
@@ -60,7 +60,7 @@ def _known_result(
     search_path: Sequence[str],
 ) -> ModelResult | None:
 
-    if not Trace.from_json(note["trace"]).holds(root, environ, search_path, cache.keyed_digest):
+    if not ExportDependencies.from_json(note["trace"]).holds(root, environ, search_path, cache.keyed_digest):
         return None
     result = ModelResult.from_json(note)
     Signature.from_json(result.signature)  # raises if it is none

@@ -14,7 +14,7 @@ from hatch_aoti.build.kept import FOR_READING, LOG, keep, kept_for, relocated
 from hatch_aoti.build.known import known_results, remember
 from hatch_aoti.build.report import (
     announce_debugging,
-    compiles_anew,
+    bypasses_cache,
     explain_devices,
     explain_tag,
     note_equal_weights,
@@ -128,8 +128,8 @@ def _run(
     root: Path,
     environment: WorkerEnvironment,
 ) -> list[ModelResult]:
-    anew = compiles_anew(settings)
-    known = {} if anew else known_results(requests, cache, root=root, environ=environment.variables)
+    bypass_cache = bypasses_cache(settings)
+    known = {} if bypass_cache else known_results(requests, cache, root=root, environ=environment.variables)
     results, errors = list(known.values()), []
     with cache.scratch("build") as scratch:
         _check_logs(settings, scratch, root=root, environment=environment)
@@ -150,7 +150,7 @@ def _run(
             except ModelError as error:
                 errors.append(error)
             else:
-                if anew:
+                if bypass_cache:
                     reporter.note(f"{outcome.job.name}: for reading: {keep(outcome, cache, layout.package)}")
     if errors:
         count = f"{len(errors)} of {len(requests)} models" if len(requests) > 1 else "the model"
@@ -158,7 +158,7 @@ def _run(
     for result in results:
         if advice := environment.advice(result.unset):
             reporter.note(f"{result.name}: {advice}")
-    if not anew:
+    if not bypass_cache:
         remember(results, requests, cache, environ=environment.variables)
     return sorted(results, key=lambda result: result.name)
 
@@ -253,9 +253,9 @@ def _job(
         "cache": os.fspath(cache.root),
         "trust_cache": cache.trusted,
         "folder": os.fspath(directory / FOR_READING),
-        "folder_later": os.fspath(cache.debug_folder(layout.package, name)),
+        "final_debug_dir": os.fspath(cache.debug_folder(layout.package, name)),
         "debugging": dataclasses.asdict(settings.debugging),
-        "anew": compiles_anew(settings),
+        "bypass_cache": bypasses_cache(settings),
     }
     variables = {**_variables(environment, directory), **settings.debugging.environ(directory / FOR_READING)}
     function, timeout = "hatch_aoti.job.run:run", settings.build_timeout

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "announce_debugging",
-    "compiles_anew",
+    "bypasses_cache",
     "explain_devices",
     "explain_tag",
     "note_equal_weights",
@@ -46,18 +46,18 @@ _WORTH_SHARING = 1 << 20
 _NO_CONSTANTS = hashlib.sha256().hexdigest()  # what `constants_digest` says of a program without any
 
 
-def compiles_anew(settings: Settings) -> bool:
+def bypasses_cache(settings: Settings) -> bool:
     """Whether artifacts of earlier builds are left aside: what is asked for happens while compiling."""
     return bool(settings.debugging) or settings.keep_intermediates
 
 
 def announce_debugging(settings: Settings, reporter: Reporter) -> None:
-    """Say that models are compiled anew, and that the build is for debugging, if so."""
-    if not compiles_anew(settings):
+    """Say that models are compiled bypass_cache, and that the build is for debugging, if so."""
+    if not bypasses_cache(settings):
         return
     asked = [str(settings.debugging)] if settings.debugging else []
     asked += ["keep-intermediates"] if settings.keep_intermediates else []
-    reporter.note(f"every model is compiled anew, because of {' and '.join(asked)}")
+    reporter.note(f"every model is compiled bypass_cache, because of {' and '.join(asked)}")
     if settings.debugging.changes:
         changes = ", ".join(f"{name}={value}" for name, value in settings.debugging.changes.items())
         reporter.warn(f"this is a DEBUG BUILD ({changes}): its compiled code is not what a release has")

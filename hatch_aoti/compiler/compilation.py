@@ -1,7 +1,7 @@
 """`ExportedProgram` and target → compiled files. The only package that calls `torch._inductor`.
 
 What a torch release can break is here: the options that make AOTInductor's output portable and reproducible, and
-a few functions that are replaced while it compiles (see `_steer`).
+a few functions that are replaced while it compiles (see `_patched_inductor`).
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def compile_program(
             torch.no_grad(),
             one_thread(),
             _writing_to(directory),
-            _steer(target, cache, program.graph_signature.user_inputs),
+            _patched_inductor(target, cache, program.graph_signature.user_inputs),
         ):
             module = make_serialisable(program.module(check_guards=False))
             keep_semantics(module)
@@ -222,7 +222,7 @@ def _needed(files: list[Path], sources: Path | None) -> dict[str, Path | bytes]:
 
 
 @contextlib.contextmanager
-def _steer(target: Target, cache: Cache, inputs: Sequence[Any]) -> Iterator[None]:
+def _patched_inductor(target: Target, cache: Cache, inputs: Sequence[Any]) -> Iterator[None]:
     """Make torch compile for `target` rather than for this machine, and share precompiled headers."""
     import torch
     from torch._inductor import codecache, cpp_builder, cpu_vec_isa

@@ -8,9 +8,7 @@ if TYPE_CHECKING:
     import torch
     from torch.utils._pytree import TreeSpec
 
-    from hatch_aoti.runtime.contract import (
-        Signature,
-    )
+    from hatch_aoti.runtime.contract import Signature
 
 
 __all__ = ["inductor_options", "make_serialisable", "plain_containers", "plain_spec"]

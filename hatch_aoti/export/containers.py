@@ -7,9 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import UnsupportedModelError
-from hatch_aoti.runtime.contract import (
-    Group,
-)
+from hatch_aoti.runtime.contract import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

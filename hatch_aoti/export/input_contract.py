@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import UnsupportedModelError
 from hatch_aoti.export.containers import SCALARS, container_of, leaves, named_items
-from hatch_aoti.runtime.contract import (
-    Constant,
-    Dim,
-    Omitted,
-    Parameter,
-    Size,
-    TensorInput,
-)
+from hatch_aoti.runtime.contract import Constant, Dim, Omitted, Parameter, Size, TensorInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

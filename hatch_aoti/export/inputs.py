@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from hatch_aoti.errors import ModelError, did_you_mean
 from hatch_aoti.export.failures import raised, user_traceback
 from hatch_aoti.export.importing import import_object
-from hatch_aoti.export.input_contract import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from hatch_aoti.settings.model import ModelSettings, TensorInput
 
-__all__ = ["dtype_name", "example_inputs", "pick_sizes", "to_device"]
+__all__ = ["example_inputs", "pick_sizes", "to_device"]
 
 
 def example_inputs(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import ModelError
 from hatch_aoti.export.failures import first_line, raised, user_traceback
-from hatch_aoti.export.inputs import dtype_name
+from hatch_aoti.export.input_contract import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

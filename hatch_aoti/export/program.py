@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from hatch_aoti.settings.model import ModelSettings
 
-__all__ = ["Prepared", "Source", "build_module", "export_model", "load_program", "prepare_model"]
+__all__ = ["EagerModel", "ExportedModel", "build_module", "export_model", "load_program", "prepare_model"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Prepared:
+class EagerModel:
     """A module in eval mode, on its device, with its weights, and the example inputs to call it with.
 
     `dynamic_shapes` is in the form of `torch.export.export`, and None for the module of a saved program.
@@ -47,7 +47,7 @@ class Prepared:
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ExportedModel:
     """A model ready to be compiled, with what eager answers on the example inputs."""
 
     module: torch.nn.Module
@@ -79,7 +79,7 @@ def build_module(entry: ModelSettings, *, root: Path, device: str) -> torch.nn.M
     return module.eval().to(device)
 
 
-def prepare_model(entry: ModelSettings, *, root: Path, device: str) -> Prepared:
+def prepare_model(entry: ModelSettings, *, root: Path, device: str) -> EagerModel:
     """Return what `build_module` does, with example inputs for it; export nothing. Raises `ModelError`."""
     import torch
 
@@ -93,10 +93,10 @@ def prepare_model(entry: ModelSettings, *, root: Path, device: str) -> Prepared:
     args, kwargs, dynamic_shapes = example_inputs(entry, module, dims)
     register_output_types((args, kwargs))
     args, kwargs = to_device((args, kwargs), device)
-    return Prepared(module, args, kwargs, dynamic_shapes)
+    return EagerModel(module, args, kwargs, dynamic_shapes)
 
 
-def export_model(entry: ModelSettings, *, root: Path, device: str) -> Source:
+def export_model(entry: ModelSettings, *, root: Path, device: str) -> ExportedModel:
     """Import, build and export one model, in eval mode and under `no_grad`, with all random state seeded.
 
     `root` is the project directory that `entry.weights` is relative to, `device` a torch device such as `"cpu"`.
@@ -122,7 +122,7 @@ def export_model(entry: ModelSettings, *, root: Path, device: str) -> Source:
             ) from error
         register_output_types(output)
         program = _export(entry, module, args, kwargs, prepared.dynamic_shapes)
-    return Source(module, args, kwargs, prepared.dynamic_shapes, output, program)
+    return ExportedModel(module, args, kwargs, prepared.dynamic_shapes, output, program)
 
 
 def _try(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -135,7 +135,7 @@ def _try(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
     return output
 
 
-def load_program(entry: ModelSettings, *, root: Path, device: str) -> Source:
+def load_program(entry: ModelSettings, *, root: Path, device: str) -> ExportedModel:
     """Load the program that `torch.export.save` wrote to `root / entry.exported`, with the example inputs in it.
 
     What is known of the original forward is the names of the arguments that the example passes, and which of them go by
@@ -158,10 +158,10 @@ def load_program(entry: ModelSettings, *, root: Path, device: str) -> Source:
                 f"{first_line(error)}",
                 hint="call `torch.export.load(path).module()` on them where it was saved",
             ) from error
-    return Source(module, args, kwargs, None, output, program)
+    return ExportedModel(module, args, kwargs, None, output, program)
 
 
-def _prepare_program(program: torch.export.ExportedProgram) -> Prepared:
+def _prepare_program(program: torch.export.ExportedProgram) -> EagerModel:
     from torch.export._tree_utils import reorder_kwargs
 
     # As `export_model` has it: the order in which the program's inputs come.
@@ -169,7 +169,7 @@ def _prepare_program(program: torch.export.ExportedProgram) -> Prepared:
     kwargs = reorder_kwargs(kwargs, program.call_spec.in_spec)
     module = program.module(check_guards=False)
     _sign_forward(module, args, kwargs)
-    return Prepared(module, tuple(args), kwargs, None)
+    return EagerModel(module, tuple(args), kwargs, None)
 
 
 def _read_program(entry: ModelSettings, path: Path, device: str) -> torch.export.ExportedProgram:

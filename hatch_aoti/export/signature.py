@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hatch_aoti.errors import UnsupportedModelError
 from hatch_aoti.export.containers import SCALARS, container_of, leaves
 from hatch_aoti.export.input_contract import InputContract, dtype_name
-from hatch_aoti.runtime.contract import (
-    Constant,
-    SameAsInput,
-    Signature,
-    TensorOutput,
-)
+from hatch_aoti.runtime.contract import Constant, SameAsInput, Signature, TensorOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

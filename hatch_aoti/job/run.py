@@ -28,12 +28,12 @@ from hatch_aoti.errors import MAKE_ROOM, AotiError, CompileError, ModelError, Un
 from hatch_aoti.export.digests import constants_digest, program_digest
 from hatch_aoti.export.failures import raised, user_traceback
 from hatch_aoti.export.importing import ImportRoots
-from hatch_aoti.export.operators import called_operators, registered_operators
+from hatch_aoti.export.operators import called_operators, random_operators, registered_operators
 from hatch_aoti.export.program import export_model, load_program
 from hatch_aoti.export.signature import read_signature
-from hatch_aoti.job.dependencies import recording
+from hatch_aoti.job.recording import recording
 from hatch_aoti.job.values import Artifact, ModelJob, ModelResult
-from hatch_aoti.job.verify import random_operators, verify_artifact
+from hatch_aoti.job.verify import verify_artifact
 from hatch_aoti.own_code import modules_of
 from hatch_aoti.settings.model import ModelSettings
 from hatch_aoti.stages import last_stage, report_stage
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from hatch_aoti.compiler.optimize import Plan
     from hatch_aoti.compiler.toolchain import Toolchain
-    from hatch_aoti.export.program import Source
+    from hatch_aoti.export.program import ExportedModel
     from hatch_aoti.runtime.contract import Signature
 
 __all__ = ["preload", "preload_for", "read_artifact", "run"]
@@ -150,7 +150,7 @@ class _Exported:
     """A model on its way to the compiler."""
 
     entry: ModelSettings
-    source: Source
+    source: ExportedModel
     signature: Signature
     digest: str  # of the exported program
     plan: Plan
@@ -218,12 +218,12 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
         "file_name": file_name,
         "hatch_aoti": job.request.code_digest,
     }
-    if job.anew:
+    if job.bypass_cache:
         depends_on["debugging"] = dict(job.debugging.changes)
     key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
     made = False
     with cache.lock(key):  # another build that makes the same artifact is waited for, not repeated
-        found = None if job.anew else cache.get(key)
+        found = None if job.bypass_cache else cache.get(key)
         if found is None:
             made = True
             with cache.scratch("artifact") as directory:
@@ -285,7 +285,7 @@ def _make(
                 seed=entry.seed,
                 inline_products=exported.plan.inline,
                 include_sources=job.request.include_sources,
-                symbols_for=job.folder_later / target.name if job.debugging.symbols else None,
+                symbols_for=job.final_debug_dir / target.name if job.debugging.symbols else None,
                 sanitizers=job.debugging.sanitizers,
             )
     except CompileError:
@@ -323,7 +323,7 @@ def _make(
     measured = {"max_error": verification.max_error, "undefined_on": verification.undefined_on}
     (finished / _MEASURED).write_text(json.dumps(measured), encoding="utf-8")
     (finished / _RECORD).write_text(json.dumps(record, sort_keys=True), encoding="utf-8")
-    if not job.anew:
+    if not job.bypass_cache:
         shutil.rmtree(work)
 
 
@@ -366,7 +366,7 @@ def _keep_for_reproduction(
     )
 
 
-def _needed_options(source: Source, signature: Signature) -> dict[str, Any]:
+def _needed_options(source: ExportedModel, signature: Signature) -> dict[str, Any]:
     """Return the options without which the compiled code would not do what eager does."""
     # Random numbers from eager's generator, in eager's order.
     drawn = {"fallback_random": True} if random_operators(source.program) else {}

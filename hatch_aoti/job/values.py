@@ -34,18 +34,18 @@ class ModelRequest:
 class ModelJob:
     """A request and the places where it is worked on: the project's root, the cache's, and a folder for this job.
 
-    What is in `folder` afterwards is for people to read; it will then be found at `folder_later`. With `anew`, nothing
-    is taken from the cache, and nothing put where a release build would find it. `trust_cache` takes a cache
-    that others can write to.
+    What is in `folder` afterwards is for people to read; it will then be found at `final_debug_dir`. With
+    `bypass_cache`, nothing is taken from the cache, and nothing put where a release build would find it. `trust_cache`
+    takes a cache that others can write to.
     """
 
     request: ModelRequest
     root: Path
     cache: Path
     folder: Path
-    folder_later: Path
+    final_debug_dir: Path
     debugging: Debugging
-    anew: bool
+    bypass_cache: bool
     environ: Mapping[str, str]  # of this process before any code of the project has run
     trust_cache: bool = False
 
@@ -57,9 +57,9 @@ class ModelJob:
             root=Path(value["root"]),
             cache=Path(value["cache"]),
             folder=Path(value["folder"]),
-            folder_later=Path(value["folder_later"]),
+            final_debug_dir=Path(value["final_debug_dir"]),
             debugging=Debugging(**value["debugging"]),
-            anew=value["anew"],
+            bypass_cache=value["bypass_cache"],
             environ=environ,
             trust_cache=value["trust_cache"],
         )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.artifact.archive import ENTRY
 from hatch_aoti.errors import ModelError
+from hatch_aoti.export.operators import reading_operators
 from hatch_aoti.runtime.calls import DEFAULT, caller
 from hatch_aoti.runtime.contract import Constant
 from hatch_aoti.runtime.models import give_constants, map_constants
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hatch_aoti.export.program import Source
+    from hatch_aoti.export.program import ExportedModel
     from hatch_aoti.runtime.contract import Signature, TensorInput
     from hatch_aoti.settings.model import ModelSettings
 
-__all__ = ["Verification", "random_operators", "tolerances", "verify_artifact"]
+__all__ = ["Verification", "tolerances", "verify_artifact"]
 
 # How far compiled may be from eager, element by element: |got - want| <= atol + rtol * |want|. Compiled code sums in
 # another order and fuses operations; what is not floating point must be equal.
@@ -70,7 +71,13 @@ class Verification:
 
 
 def verify_artifact(
-    package: Path, constants: Path | None, source: Source, signature: Signature, entry: ModelSettings, *, device: str
+    package: Path,
+    constants: Path | None,
+    source: ExportedModel,
+    signature: Signature,
+    entry: ModelSettings,
+    *,
+    device: str,
 ) -> Verification:
     """Compare the compiled `package`, with its external `constants` if it has any, with the module it was made from.
 
@@ -109,51 +116,6 @@ def tolerances(dtype: torch.dtype, entry: ModelSettings) -> tuple[float, float]:
     return (rtol if entry.rtol is None else entry.rtol, atol if entry.atol is None else entry.atol)
 
 
-def random_operators(program: torch.export.ExportedProgram) -> list[str]:
-    """Return the names of the operators in a program that draw random numbers."""
-    import torch
-
-    found = set()
-    for module in program.graph_module.modules():
-        if isinstance(module, torch.fx.GraphModule):
-            for node in module.graph.nodes:
-                if (
-                    isinstance(node.target, torch._ops.OpOverload)  # noqa: SLF001
-                    and torch.Tag.nondeterministic_seeded in node.target.tags
-                    and _draws(node)
-                ):
-                    found.add(str(node.target))
-    return sorted(found)
-
-
-def _draws(node: torch.fx.Node) -> bool:
-    """Say whether an operator that can draw random numbers does so: dropout in eval mode is exported, too."""
-    target: Any = node.target
-    if "dropout" not in str(target) and "scaled_dot_product" not in str(target):
-        return True
-    given = dict(zip((argument.name for argument in target._schema.arguments), node.args, strict=False))  # noqa: SLF001
-    given = {argument.name: argument.default_value for argument in target._schema.arguments} | given | node.kwargs  # noqa: SLF001
-    trains = given.get("train", given.get("training", True))
-    chance = given.get("p", given.get("dropout_p", 1.0))
-    return trains is not False and chance != 0
-
-
-def _uninitialised(program: torch.export.ExportedProgram) -> list[str]:
-    """Return the names of the operators in a program that hand out memory as it was left."""
-    import torch
-
-    names = {
-        str(node.target)
-        for module in program.graph_module.modules()
-        if isinstance(module, torch.fx.GraphModule)
-        for node in module.graph.nodes
-        if node.op == "call_function"
-    }
-    return sorted(
-        name for name in names if name.split(".")[1:2] and name.split(".")[1].startswith(("empty", "new_empty"))
-    )
-
-
 class _Check:
     """One compiled model next to its eager module: both see the same calls, so their states go along."""
 
@@ -161,7 +123,7 @@ class _Check:
         self,
         package: Path,
         constants: Path | None,
-        source: Source,
+        source: ExportedModel,
         signature: Signature,
         entry: ModelSettings,
         device: str,
@@ -332,7 +294,7 @@ class _Check:
                 )
 
     def _suspects(self) -> str:
-        operators = _uninitialised(self.source.program)
+        operators = reading_operators(self.source.program)
         return f"; it reads memory that nothing has written ({', '.join(operators)})" if operators else ""
 
     def _demand_equal(self, what: str, got: Any, want: Any, on: str, *, finite: bool = True) -> None:
