@@ -17,8 +17,9 @@ import traceback
 from pathlib import Path
 
 from hatch_aoti.artifact.cache import Cache, file_digest, open_cache
-from hatch_aoti.build import workers
+from hatch_aoti.build import pipeline
 from hatch_aoti.build.progress import Reporter
+from hatch_aoti.build.workers import Job, Outcome
 from hatch_aoti.errors import AotiError
 from hatch_aoti.plugin.project import build_project, open_project
 
@@ -36,7 +37,7 @@ def finished_jobs(clean: Path, remade: list[str]):
     """Return a function that stands in for `run_jobs`, and notes which entries it had to make."""
     results = results_in(clean)
 
-    def make(job: workers.Job) -> workers.Outcome:
+    def make(job: Job) -> Outcome:
         cache, result = Cache(Path(job.payload["cache"])), results[job.name]
         for artifact in result["artifacts"]:
             with cache.lock(artifact["key"]):
@@ -49,7 +50,7 @@ def finished_jobs(clean: Path, remade: list[str]):
             place = cache.place(artifact["key"])
             artifact["path"] = str(place / Path(artifact["path"]).name)
             artifact["constants"] = artifact["constants"] and str(place / Path(artifact["constants"]).name)
-        return workers.Outcome(job, result, 0, "done")
+        return Outcome(job, result, 0, "done")
 
     return lambda jobs, **_: [make(job) for job in jobs]
 
@@ -57,7 +58,7 @@ def finished_jobs(clean: Path, remade: list[str]):
 def use(project, clean: Path, directory: Path) -> dict:
     """Build with a cache, see whether its headers are believed, and empty it; return what came of it."""
     remade: list[str] = []
-    workers.run_jobs = finished_jobs(clean, remade)
+    pipeline.run_jobs = finished_jobs(clean, remade)
     cache = open_cache(directory)
     bundle = build_project(project, cache, Reporter(), environ=os.environ)[0].bundle
     wheel = {name: file_digest(path) for name, path in bundle.artifacts.items()} | dict(bundle.texts)

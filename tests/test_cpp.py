@@ -71,6 +71,165 @@ ROWS = {
 BEST = "rows.x86-64-v4.pt2" if AVX512 else "rows.pt2"
 LEAST = "rows.x86-64-v3.pt2" if AVX512 else "rows.pt2"
 
+# Eager raises for some values; embedding's check is in a loop that threads share (pytorch/pytorch#195402).
+CAREFUL = {
+    "careful/__init__.py": "",
+    "careful/model.py": """
+        import torch
+
+        class Lookup(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table = torch.nn.Embedding(100, 16)
+
+            def forward(self, index):
+                return self.table(index)
+
+        class Quotient(torch.nn.Module):
+            def forward(self, x, y):
+                return torch.div(x, y, rounding_mode="trunc")
+
+        def pair():
+            return torch.full((9, 8), 7), torch.full((9, 8), 2)
+    """,
+    "pyproject.toml": """
+        [build-system]
+        requires = ["hatchling", "hatch-aoti", "torch==2.13.0"]
+        build-backend = "hatchling.build"
+
+        [project]
+        name = "careful"
+        version = "1.0"
+        dependencies = ["torch>=2.13"]
+
+        [tool.hatch.build.targets.wheel.hooks.aoti]
+
+        [tool.aoti]
+        target = "x86-64-v3"
+
+        [tool.aoti.models.lookup]
+        model = "careful.model:Lookup"
+        inputs = { index = { shape = ["n", 8], dtype = "int64", high = 100 } }
+        dims = { n = { min = 1, max = 1024 } }
+
+        [tool.aoti.models.quotient]
+        model = "careful.model:Quotient"
+        inputs = "careful.model:pair"
+        dynamic-shapes = { x = { 0 = "n" }, y = { 0 = "n" } }
+        dims = { n = { min = 1, max = 1024 } }
+    """,
+}
+CAREFUL_PROGRAM = r"""
+#include <careful/models.h>
+#include <example_project/models.h>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/randn.h>
+
+#include <cstdio>
+#include <thread>
+
+namespace {
+
+void values(const std::string& folder) {
+  careful::Model lookup("lookup", folder);
+  careful::Model quotient("quotient", folder);
+  for (const int threads : {1, 8}) {
+    at::set_num_threads(threads);
+    for (const int64_t batch : {1, 4, 1024}) {
+      const at::Tensor index = at::full({batch, 8}, 7, at::kLong);
+      const at::Tensor before = lookup.run({index}).at(0);
+      for (const int64_t wrong : {100, -1}) {
+        at::Tensor bad = index.clone();
+        bad[batch - 1][7] = wrong;
+        try {
+          lookup.run({bad});
+          std::printf("lookup answers %d\n", static_cast<int>(wrong));
+        } catch (const careful::RunError& error) {
+          std::printf("%s\n", error.what());
+        }
+      }
+      try {
+        quotient.run({index, at::full({batch, 8}, 0, at::kLong)});
+        std::printf("quotient answers\n");
+      } catch (const careful::RunError& error) {
+        std::printf("%s\n", error.what());
+      }
+      const bool three = quotient.run({index, at::full({batch, 8}, -2, at::kLong)}).at(0).eq(-3).all().item<bool>();
+      std::printf("%s\n", three && lookup.run({index}).at(0).equal(before) ? "goes on" : "other answers");
+    }
+  }
+}
+
+void threads(const std::string& folder, const std::string& other) {
+  std::vector<std::thread> all;
+  for (int number = 0; number < 16; ++number) {
+    all.emplace_back([&, number] {
+      for (int round = 0; round < 50; ++round) {
+        try {
+          if ((number + round) % 2 == 0) {
+            careful::Model("lookup", folder).run({at::full({1, 8}, 7, at::kLong)});
+          } else {
+            example_project::Model("ranker", other).run({at::randn({2, 10})});
+          }
+        } catch (const std::exception& error) {
+          std::printf("%s\n", error.what());
+        }
+      }
+    });
+  }
+  for (std::thread& thread : all) {
+    thread.join();
+  }
+  std::printf("800 loads\n");
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  if (std::string(argv[1]) == "values") {
+    values(argv[2]);
+  } else {
+    threads(argv[2], argv[3]);
+  }
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def careful(shared: Path, environ: dict[str, str]) -> Path:
+    """Return the installed package `careful`."""
+    site = shared / "careful-installed"
+    with FileLock(shared / "careful.lock"):
+        if not site.exists():
+            unpack(Builder(environ).wheel(write_files(shared / "careful-project", CAREFUL)), site)
+    return site / "careful"
+
+
+@pytest.fixture(scope="session")
+def two_wheels(shared: Path, careful: Path, installed_example: Path, environ: dict[str, str]) -> Path:
+    """Return a program that uses the headers of two wheels."""
+    source, build = shared / "two-wheels", shared / "two-wheels-build"
+    with FileLock(shared / "two-wheels.lock"):
+        if not (build / "two_wheels").exists():
+            source.mkdir(exist_ok=True)
+            (source / "main.cpp").write_text(CAREFUL_PROGRAM, encoding="utf-8")
+            (source / "CMakeLists.txt").write_text(
+                "cmake_minimum_required(VERSION 3.18)\nproject(two_wheels LANGUAGES CXX)\n"
+                "find_package(careful CONFIG REQUIRED)\nfind_package(example_project CONFIG REQUIRED)\n"
+                "add_executable(two_wheels main.cpp)\n"
+                "target_link_libraries(two_wheels PRIVATE careful::models example_project::models)\n",
+                encoding="utf-8",
+            )
+            options = [
+                f"-Dcareful_DIR={careful / 'cmake'}",
+                f"-Dexample_project_DIR={installed_example / 'example_project' / 'cmake'}",
+                f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
+            ]
+            run("cmake", "-S", source, "-B", build, *options, environ=environ).check()
+            run("cmake", "--build", build, environ=environ).check()
+    return build / "two_wheels"
+
 
 @pytest.fixture(scope="session")
 def rows(shared: Path, environ: dict[str, str]) -> Path:
@@ -199,6 +358,11 @@ def set_machine(manifest: dict[str, Any]) -> None:
         artifact["target"]["machine"] = "aarch64"
 
 
+def set_id(manifest: dict[str, Any]) -> None:
+    for artifact in manifest["models"]["rows"]["artifacts"]:
+        artifact["id"] = "0" * 40
+
+
 def set_device(manifest: dict[str, Any]) -> None:
     manifest["models"]["rows"]["device"] = "cuda"
 
@@ -214,6 +378,10 @@ REFUSALS = {
     # pytorch/pytorch#145394
     "a custom operator": (edited(set_operators), "rows calls the operator tiny::twice, which nothing in this program"),
     "a missing model": (lambda folder: (folder / BEST).unlink(), f"{BEST} is missing. Reinstall"),
+    "a model of another build": (
+        edited(set_id),
+        f"{BEST} is not the file that _models.json describes: it is of another build, or of another model.",
+    ),
     "a damaged model": (lambda folder: (folder / BEST).write_bytes(b"PK"), "rows: torch 2.13.0 cannot load"),
     "missing constants": (lambda folder: (folder / "_models.safetensors").unlink(), "_models.safetensors is missing"),
     "constants cut off": (
@@ -252,6 +420,21 @@ def test_an_unknown_model_is_refused_with_the_names_of_those_there_are(inference
     assert ran.returncode == 1
     assert 'no model "digit"' in ran.output
     assert "there are: digits, ranker" in ran.output
+
+
+def test_values_that_cannot_be_computed_with_throw_and_the_model_goes_on(two_wheels: Path, careful: Path):
+    # pytorch/pytorch#195402, #143649: they used to end the process
+    lines = run(two_wheels, "values", careful).check().output.splitlines()
+    index = "lookup: IndexError: an index of `index` is out of range; the dimension that it points into has size 100"
+    assert lines == [index, index, "quotient: ZeroDivisionError", "goes on"] * 6
+
+
+def test_models_of_two_wheels_are_loaded_from_many_threads_at_once(
+    two_wheels: Path, careful: Path, installed_example: Path
+):
+    # triton-inference-server/pytorch_backend#205
+    ran = run(two_wheels, "threads", careful, installed_example / "example_project").check()
+    assert ran.output == "800 loads\n"
 
 
 # --- The CMake package ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import io
 import json
 import re
 import subprocess
@@ -71,6 +72,8 @@ def test_the_manifest_identifies_the_files_of_the_wheel(manifest: dict[str, Any]
             assert artifact["file"] == f"{name}.pt2"
             assert artifact["bytes"] == len(data)
             assert artifact["sha256"] == hashlib.sha256(data).hexdigest()
+            with zipfile.ZipFile(io.BytesIO(data)) as package:
+                assert package.read(f"{name}/.data/serialization_id").decode() == artifact["id"]
 
 
 def test_the_manifest_has_hashes_of_the_program_and_of_its_constants(manifest: dict[str, Any]):

@@ -129,7 +129,7 @@ def make_bundle(
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "environment": dict(environment),
         "files": {name: _digest_of_text(text) for name, text in {ACCESSOR: accessor, **cpp}.items()},
-        "models": {result.name: _describe(result, entries[result.name], locations, digests) for result in results},
+        "models": {result.name: _describe(result, entries[result.name], locations, digests, ids) for result in results},
     }
     if debug:
         manifest["debug"] = dict(debug)
@@ -171,6 +171,7 @@ def _describe(
     entry: ModelSettings,
     locations: Mapping[tuple[str, str], Location],
     digests: Mapping[Path, str],
+    ids: Mapping[Path, str],
 ) -> dict[str, Any]:
     """Return the manifest's part about one model."""
     artifacts = []
@@ -181,6 +182,7 @@ def _describe(
                 **artifact.record,
                 "file": location.path.name,
                 "entry": location.entry,
+                "id": ids[location.path],
                 "sha256": digests[location.path],
                 "bytes": location.path.stat().st_size,
             }

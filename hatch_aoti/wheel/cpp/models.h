@@ -23,6 +23,7 @@
 #include <ATen/ops/from_file.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/inductor/aoti_package/model_package_loader.h>
 #include <torch/headeronly/version.h>
 
@@ -48,10 +49,31 @@
 #include <variant>
 #include <vector>
 
+// The same in the headers of all packages, whichever versions they are built with, and so one lock for the whole program.
+#ifndef HATCH_AOTI_LOADING_MUTEX
+#define HATCH_AOTI_LOADING_MUTEX
+namespace hatch_aoti_loading {
+
+/// PyTorch's loader is not made for several threads that construct one at the same time, whichever packages their
+/// models are of (triton-inference-server/pytorch_backend#205).
+inline std::mutex& mutex() {
+  static std::mutex shared;
+  return shared;
+}
+
+}  // namespace hatch_aoti_loading
+#endif
+
 namespace hatch_aoti {
 
 /// A model cannot be loaded here. `what()` says why and what to do.
 class LoadError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// A model cannot compute with the values that it was given, such as an index out of range or a division by zero;
+/// eager raises for the same. `what()` names the model and says which. The model can be called again.
+class RunError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
@@ -562,14 +584,19 @@ inline std::pair<int, int> numbers(const std::string& version) {
   return {major, minor};
 }
 
-/// PyTorch's loader is not made for several threads that construct one at the same time (triton-inference-server/
-/// pytorch_backend#205).
-inline std::mutex& loading() {
-  static std::mutex mutex;
-  return mutex;
-}
-
 inline std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+/// Return the id that is in an archive; an empty one if there is none. Throws what PyTorch's reader does for a file that
+/// is no archive. Nothing of it is unpacked or run.
+inline std::string archive_id(const std::filesystem::path& path) {
+  caffe2::serialize::PyTorchStreamReader reader(path.string());
+  const std::string record = ".data/serialization_id";
+  if (!reader.hasRecord(record)) {
+    return "";
+  }
+  const auto [data, size] = reader.getRecord(record);
+  return {static_cast<const char*>(data.get()), size};
+}
 
 constexpr const char* system_name =
 #if defined(__APPLE__)
@@ -621,10 +648,18 @@ class Model {
     check_operators(model);
     device_ = choose_device(model["device"].string(), options.device_index);
     const c10::OptionalDeviceGuard guard = current();  // loading would change which GPU is current
-    const std::lock_guard<std::mutex> one_at_a_time(detail::loading());
+    const std::lock_guard<std::mutex> one_at_a_time(hatch_aoti_loading::mutex());
     try {
+      const auto id = artifact.object().find("id");  // older wheels have none
+      if (id != artifact.object().end() && detail::archive_id(path_) != id->second.string()) {
+        throw LoadError(
+            name_ + ": " + path_.string() + " is not the file that _models.json describes: it is of another build, or " +
+            "of another model. Reinstall the package.");
+      }
       loader_ = std::make_unique<torch::inductor::AOTIModelPackageLoader>(
           path_.string(), artifact["entry"].string(), options.run_single_threaded, options.num_runners, device_.index());
+    } catch (const LoadError&) {
+      throw;
     } catch (const std::exception& error) {
       throw LoadError(
           name_ + ": torch " TORCH_VERSION " cannot load " + path_.string() + ", which torch " +
@@ -642,7 +677,8 @@ class Model {
   ///
   /// Returns the tensors that the compiled code answers with, in its order. Tensors that are laid out otherwise than
   /// the code needs are copied first. Throws std::invalid_argument, naming the parameter, for a wrong number of
-  /// tensors, a wrong dtype, device or size. No gradients are tracked.
+  /// tensors, a wrong dtype, device or size, and RunError for values that cannot be computed with. No gradients are
+  /// tracked.
   std::vector<at::Tensor> run(const std::vector<at::Tensor>& inputs) {
     if (inputs.size() != signature_.inputs.size()) {
       throw std::invalid_argument(
@@ -664,7 +700,12 @@ class Model {
     // Sets the number of threads up in this thread, as eager's loops do; compiled ones ask OpenMP, which has a default of
     // its own for each thread (pytorch/pytorch#37259).
     at::get_num_threads();
-    std::vector<at::Tensor> results = loader_->run(laid_out);
+    std::vector<at::Tensor> results;
+    try {
+      results = loader_->run(laid_out);
+    } catch (const std::exception& error) {
+      throw RunError(name_ + ": " + detail::first_line(error.what()));
+    }
     for (size_t number = 0; number < inputs.size(); ++number) {
       const detail::Input& input = signature_.inputs[number];
       if (input.changed && laid_out[input.place].data_ptr() != inputs[number].data_ptr()) {
