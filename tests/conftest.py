@@ -59,7 +59,7 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
 
 def copy_project(source: Path, target: Path) -> Path:
     """Copy a project without what builds and test runs leave in it; return the copy."""
-    leavings = shutil.ignore_patterns("__pycache__", "dist", "_models.*", "*.pt2", "cmake", "include")
+    leavings = shutil.ignore_patterns("__pycache__", "dist", "_aoti", "_models.*", "*.pt2", "cmake", "include")
     shutil.copytree(source, target, ignore=leavings)
     return target
 

@@ -13,8 +13,8 @@ from torch import nn
 from hatch_aoti.compiler.serialise import inductor_options, make_serialisable, plain_containers
 from hatch_aoti.export.containers import register_output_types
 from hatch_aoti.export.signature import read_signature
-from hatch_aoti.runtime.models import Variant
-from hatch_aoti.wheel.accessor import AccessorModel
+from hatch_aoti.runtime.declarations import Variant
+from hatch_aoti.wheel.accessor import AccessorModel, runtime_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +63,14 @@ class Everything(nn.Module):
     @staticmethod
     def dynamic_shapes() -> dict[str, Any]:
         return {"batch": {"a": None, "b": None}, "x": {0: torch.export.Dim("n", min=1, max=64)}, "p": None}
+
+
+def write_accessor(package: Path, text: str) -> None:
+    """Write a `_models.py` with what belongs beside it into the folder of a package."""
+    files = {"__init__.py": "", "_models.py": text, **runtime_files()}
+    for name, content in files.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(content, encoding="utf-8")
 
 
 def export(module, args=(), kwargs=None, dynamic_shapes=None):

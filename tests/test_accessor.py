@@ -22,8 +22,9 @@ from pathlib import Path
 import caller_states
 import pytest
 import torch
+from conftest import run, write_files
 from filelock import FileLock
-from support_models import Answer, Everything, Pair, Square, compile_model
+from support_models import Answer, Everything, Pair, Square, compile_model, write_accessor
 
 from hatch_aoti.artifact.archive import read_package, write_package
 from hatch_aoti.artifact.constants_file import write_constants
@@ -38,9 +39,9 @@ from hatch_aoti.runtime.contract import (
     TensorInput,
     TensorOutput,
 )
-from hatch_aoti.runtime.models import Variant
+from hatch_aoti.runtime.declarations import Variant
 from hatch_aoti.settings.reader import RESERVED_NAMES
-from hatch_aoti.wheel.accessor import AccessorModel, render, reserved_names
+from hatch_aoti.wheel.accessor import AccessorModel, render, runtime_files
 
 BUILD = {"torch_version": "2.13.0+cpu", "system": "Linux", "machine": "x86_64", "hatch_aoti_version": "1.2"}
 
@@ -63,19 +64,21 @@ def install(directory: Path, *models: AccessorModel, package="wheel", **build):
     """Write a package with an accessor, and import the accessor."""
     root = directory / package
     root.mkdir(parents=True, exist_ok=True)
-    (root / "__init__.py").touch()
-    path = root / "_models.py"
-    path.write_text(render(models, package=package, **{**BUILD, **build}), encoding="utf-8")
-    return load_module(path)
+    write_accessor(root, render(models, package=package, **{**BUILD, **build}))
+    return load_module(root / "_models.py")
 
 
 def load_module(path: Path):
-    name = f"{path.parent.name}._models"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    """Import a `_models.py` by its path, as the module of a package of its folder's name."""
+    package = path.parent.name
+    for name in [name for name in sys.modules if name == package or name.startswith(f"{package}.")]:
+        del sys.modules[name]
+    spec = importlib.util.spec_from_file_location(
+        package, path.parent / "__init__.py", submodule_search_locations=[os.fspath(path.parent)]
+    )
+    sys.modules[package] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module
+    return importlib.import_module(f"{package}._models")
 
 
 class FakeLoader:
@@ -162,14 +165,70 @@ def test_a_model_has_forwards_own_parameters(tmp_path):
     signature = Signature((first, pair, scalars, odd, batch), output, (Dim("n", 1, 16),))
     net = install(tmp_path, declare("net", signature)).net
     assert str(inspect.signature(net)) == (
-        "(first: 'torch.Tensor', /, pair: 'tuple[torch.Tensor, None]', *, mode: 'str' = 'a', odd: 'Default' = …, "
+        "(first: 'torch.Tensor', /, pair: 'tuple[torch.Tensor, None]', *, mode: 'str' = 'a', odd: '_aoti.Default' = …, "
         "**batch: 'torch.Tensor') -> 'dict[str, torch.Tensor | int]'"
     )
 
 
+def test_a_typed_package_and_its_users_pass_strict_type_checks(tmp_path):
+    install(tmp_path, declare(), package="typed")
+    write_files(
+        tmp_path,
+        {
+            "typed/py.typed": "",
+            "good.py": """
+                import torch
+                from typed._models import MODELS, LoadError, Model, double, load
+
+                def use(model: Model, x: torch.Tensor) -> torch.Tensor:
+                    return double.with_options(num_runners=2)(x, flag=True) + double.load()(x)
+
+                names: list[str] = [model.name for model in MODELS.values()]
+                file: str = str(double.path)
+                inputs: list[str] = [leaf.dtype for leaf in double.signature.inputs]
+                package = load("double")
+                error: type[RuntimeError] = LoadError
+            """,
+            "bad.py": "from typed._models import double\n\ndouble(1)\ndouble.weight\n",
+        },
+    )
+    check = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", tmp_path / "cache"]
+    good = run(*check, "good.py", "typed/_models.py", cwd=tmp_path)
+    assert good.returncode == 0, good.output
+    bad = run(*check, "bad.py", cwd=tmp_path)
+    assert 'bad.py:3: error: Argument 1 to "__call__" of "_double_model" has incompatible type "int"' in bad.output
+    assert '"_double_model" has no attribute "weight"' in bad.output
+
+
 def test_names_that_the_accessor_needs_cannot_be_names_of_models():
-    needed = {name for name in reserved_names() if not name.startswith("_")}
+    signature = Signature((Parameter("x", "positional", Group("list", ())),), Omitted("y"))
+    text = render([declare("net", signature)], package="wheel", debug=("A=1",), **BUILD)
+    tree = ast.parse(text)
+    bound = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    bound += [
+        name.asname or name.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom | ast.Import)
+        for name in node.names
+    ]
+    inside = {
+        item.id
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        for item in ast.walk(node)
+        if isinstance(item, ast.Name)
+    }
+    needed = {name for name in [*bound, *inside] if not name.startswith("_")} - {"net", "self", "x"}
+    needed -= {
+        n.id
+        for c in tree.body
+        if isinstance(c, ast.ClassDef)
+        for s in c.body
+        if isinstance(s, ast.Assign)
+        for n in s.targets
+    }
     assert needed <= RESERVED_NAMES, f"add to settings: {sorted(needed - RESERVED_NAMES)}"
+    assert {"Any", "load", "torch"} <= needed
 
 
 def test_importing_and_listing_leave_torch_alone(tmp_path):
@@ -420,7 +479,7 @@ def test_models_imported_from_a_zip_file_say_that_it_must_be_unpacked(tmp_path, 
     archive(module.double.path)
     packed = tmp_path / "application.pyz"
     with zipfile.ZipFile(packed, "w") as file:
-        for name in ("__init__.py", "_models.py", "double.pt2"):
+        for name in ("__init__.py", "_models.py", "double.pt2", *runtime_files()):
             file.write(tmp_path / "zipped" / name, f"zipped/{name}")
     code = f"""if True:
         import sys; sys.path.insert(0, {str(packed)!r})
@@ -491,7 +550,7 @@ def test_the_folder_of_a_process_that_is_killed_while_it_loads_goes_with_the_nex
     child = os.fork()
     if child == 0:
         try:
-            module._Folder(temporary)
+            module._aoti.unpacking._Folder(temporary)
         finally:
             os.kill(os.getpid(), 9)
     os.waitpid(child, 0)
@@ -508,7 +567,7 @@ def test_a_model_that_is_being_loaded_stops_no_other(tmp_path, fake, temporary):
     module = install(tmp_path, declare(), declare("triple", variants=(Variant("x86-64-v3", "double.pt2"),)))
     archive(module.double.path)
     answers = []
-    with module.double._lock, module._packages_lock:
+    with module.double._lock, module._aoti.packages._packages_lock:
         thread = threading.Thread(target=lambda: answers.append(module.triple(torch.ones(1, 4)).sum().item()))
         thread.start()
         thread.join(60)
@@ -615,7 +674,7 @@ def compiled(shared):
     """A package with one model, compiled once in a test run."""
     directory = shared / "accessor" / "real"
     with FileLock(shared / "accessor.lock"):
-        if not (directory / "_models.py").exists():
+        if not (directory / "_aoti" / "unpacking.py").exists():
             directory.mkdir(parents=True)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "inductor"))
@@ -727,7 +786,7 @@ def states(shared):
     """What came of a call in each state of `caller_states.py`."""
     directory = shared / "accessor" / "states"
     with FileLock(shared / "states.lock"):
-        if not (directory / "_models.py").exists():
+        if not (directory / "_aoti" / "unpacking.py").exists():
             directory.mkdir(parents=True, exist_ok=True)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(shared / "inductor"))

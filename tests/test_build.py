@@ -24,6 +24,7 @@ from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
 from hatch_aoti.plugin.requirements import extra_requirement
+from hatch_aoti.wheel.accessor import runtime_files
 
 
 def wheel_files(info: str, package: str, own: list[str], models: list[str]) -> list[str]:
@@ -34,6 +35,7 @@ def wheel_files(info: str, package: str, own: list[str], models: list[str]) -> l
     """
     name, folder = package.replace(".", "_"), package.replace(".", "/")
     generated = [
+        *runtime_files(),
         "_models.json",
         "_models.py",
         f"cmake/{name}Config.cmake",

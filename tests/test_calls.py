@@ -21,7 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support_models import Answer, Pair
 
-from hatch_aoti.runtime.calls import DEFAULT, caller
+from hatch_aoti import runtime
+from hatch_aoti.runtime.arguments import DEFAULT
+from hatch_aoti.runtime.calls import make_call
 from hatch_aoti.runtime.contract import (
     Constant,
     Dim,
@@ -34,7 +36,7 @@ from hatch_aoti.runtime.contract import (
     TensorInput,
     TensorOutput,
 )
-from hatch_aoti.runtime.models import Variant
+from hatch_aoti.runtime.declarations import Variant
 from hatch_aoti.wheel.accessor import AccessorModel, _declaration, render
 
 BATCH = Size(((1, "batch"),))
@@ -68,7 +70,7 @@ def unreachable(flat):
 
 def refused(signature, *values, error=ValueError):
     with pytest.raises(error) as info:
-        caller("net", signature, unreachable)(*values)
+        make_call("net", signature, unreachable)(*values)
     assert type(info.value) is error
     return str(info.value)
 
@@ -118,7 +120,7 @@ def test_views_and_tensors_that_require_grad_are_laid_out_as_compiled_code_reads
         assert flat[0].is_contiguous()
         return doubled(flat)
 
-    got = caller("net", one(tensor("x", BATCH, 10)), run)(value)
+    got = make_call("net", one(tensor("x", BATCH, 10)), run)(value)
     assert torch.equal(got, value.detach() * 2)
     assert not got.requires_grad
 
@@ -128,19 +130,19 @@ def test_another_layout_than_row_major_is_kept():
         assert flat[0].is_contiguous(memory_format=torch.channels_last)
         return doubled(flat)
 
-    call = caller("net", one(tensor("x", BATCH, 3, 4, 5, order=(0, 2, 3, 1))), run)
+    call = make_call("net", one(tensor("x", BATCH, 3, 4, 5, order=(0, 2, 3, 1))), run)
     for x in (torch.randn(2, 3, 4, 5), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)):
         assert torch.equal(call(x), x * 2)
 
 
 def test_lazy_conjugates_are_resolved():
     x = torch.randn(4, dtype=torch.complex64).conj()
-    got = caller("net", one(tensor("x", 4, dtype="complex64")), doubled)(x)
+    got = make_call("net", one(tensor("x", 4, dtype="complex64")), doubled)(x)
     assert torch.equal(got, x.resolve_conj() * 2)
 
 
 def test_vmap_is_refused_by_name():
-    call = caller("net", one(tensor("x", BATCH, 10, dtype="complex64")), unreachable)
+    call = make_call("net", one(tensor("x", BATCH, 10, dtype="complex64")), unreachable)
     with pytest.raises(TypeError, match=r"net cannot be called under a torch\.func transform \(vmap\)"):
         torch.func.vmap(call)(torch.randn(3, 8, 10, dtype=torch.complex64))
 
@@ -159,14 +161,14 @@ def test_sizes_that_are_expressions_are_checked_against_the_dims_they_come_from(
         Parameter("x", "positional or keyword", tensor("x", d)),
     )
     signature = Signature(parameters, TensorOutput(0, "float32", ()), (Dim("d", 3, 32),))
-    assert caller("net", signature, doubled)(torch.zeros(9), torch.zeros(4)).shape == (9,)
+    assert make_call("net", signature, doubled)(torch.zeros(9), torch.zeros(4)).shape == (9,)
     message = refused(signature, torch.zeros(8), torch.zeros(4))
     assert message.endswith("dimension 0 (2*d + 1) is 8, must be 9 because x has d = 4")
 
 
 def test_a_dim_that_occurs_only_in_an_expression_is_solved_for():
     signature = one(tensor("x", Size(((2, "d"),), 1)), dims=(Dim("d", 1, 3),))
-    assert caller("net", signature, doubled)(torch.zeros(7)).shape == (7,)
+    assert make_call("net", signature, doubled)(torch.zeros(7)).shape == (7,)
     assert "is 6, which is not 2*d + 1 for any d" in refused(signature, torch.zeros(6))
     assert "is 9, but d must be from 1 to 3" in refused(signature, torch.zeros(9))
 
@@ -178,7 +180,7 @@ def test_a_sum_of_dims_is_checked():
         for n, size in (("z", Size(((1, "a"), (1, "b")))), ("x", a), ("y", b))
     )
     signature = Signature(parameters, TensorOutput(0, "float32", ()), (Dim("a", 0, None), Dim("b", 0, None)))
-    assert caller("net", signature, doubled)(*(torch.zeros(n) for n in (7, 3, 4))).shape == (7,)
+    assert make_call("net", signature, doubled)(*(torch.zeros(n) for n in (7, 3, 4))).shape == (7,)
     assert "must be 7 because x has a = 3, y has b = 4" in refused(signature, *(torch.zeros(n) for n in (8, 3, 4)))
 
 
@@ -189,7 +191,7 @@ def test_a_sum_of_dims_is_checked():
 def test_a_constant_accepts_only_its_own_value_and_type(value):
     # pytorch/pytorch#130152: stock AOTInductor drops such arguments
     signature = one(Constant(value, "x"), Constant(0))
-    assert caller("net", signature, doubled)(value) == 0
+    assert make_call("net", signature, doubled)(value) == 0
     for other in (True, 1, 1.0, False, 2, 2.0, "other", None, torch.ones(3), np.float64(1)):
         same = type(other) is type(value) and other == value
         if not same:
@@ -200,7 +202,7 @@ def test_a_constant_accepts_only_its_own_value_and_type(value):
 
 def test_a_parameter_with_an_unwritable_default_must_be_left_out():
     signature = one(Omitted("x"), Constant(0))
-    assert caller("net", signature, doubled)(DEFAULT) == 0
+    assert make_call("net", signature, doubled)(DEFAULT) == 0
     assert "x must be left out" in refused(signature, torch.ones(3), error=TypeError)
 
 
@@ -224,10 +226,10 @@ def test_containers_must_have_the_kind_length_and_keys_of_the_contract(group, go
         Group(kind, leaves, keys, "support_models:It", "x"), Group("tuple", (TensorOutput(1, "float32", (3,)),))
     )
     a, b = torch.randn(2), torch.randn(3)
-    assert torch.equal(caller("net", signature, doubled)(good(a, b))[0], b * 2)  # whatever the order of keys
+    assert torch.equal(make_call("net", signature, doubled)(good(a, b))[0], b * 2)  # whatever the order of keys
     for value in bad(a, b):
         with pytest.raises((TypeError, ValueError), match="net: x "):
-            caller("net", signature, unreachable)(value)
+            make_call("net", signature, unreachable)(value)
 
 
 # --- Results ---
@@ -244,7 +246,7 @@ def test_results_come_back_in_eagers_structure():
         Group("list", (Constant("text"), Size(((1, "batch"),), 1))),
     ), ("a", "b", "c", "d"))  # fmt: skip
     x = torch.randn(2)
-    got = caller("net", one(tensor("x", BATCH), output), doubled)(x)
+    got = make_call("net", one(tensor("x", BATCH), output), doubled)(x)
     assert type(got) is collections.OrderedDict
     assert type(got["a"]) is Pair
     assert torch.equal(got["a"].first, x * 2)
@@ -257,15 +259,15 @@ def test_results_come_back_in_eagers_structure():
 def test_classes_that_cannot_be_imported_are_replaced_by_equal_ones():
     items = (TensorOutput(0, "float32", (2,)), Constant(1))
     x = torch.randn(2)
-    pair = caller("net", one(tensor("x", 2), Group("namedtuple", items, ("u", "v"), "not.there:Net.Uv")), doubled)(x)
+    pair = make_call("net", one(tensor("x", 2), Group("namedtuple", items, ("u", "v"), "not.there:Net.Uv")), doubled)(x)
     assert (type(pair).__name__, pair._fields, pair.v) == ("Uv", ("u", "v"), 1)
-    data = caller("net", one(tensor("x", 2), Group("dataclass", items, ("u", "v"), "not.there:Uv")), doubled)(x)
+    data = make_call("net", one(tensor("x", 2), Group("dataclass", items, ("u", "v"), "not.there:Uv")), doubled)(x)
     assert dataclasses.asdict(data)["v"] == 1
 
 
 def test_the_models_own_memory_is_not_handed_out():
     own = torch.ones(3)
-    got = caller("net", one(tensor("x", 2), TensorOutput(0, "float32", (3,), state="w")), lambda flat: [own])(
+    got = make_call("net", one(tensor("x", 2), TensorOutput(0, "float32", (3,), state="w")), lambda flat: [own])(
         torch.ones(2)
     )
     got.zero_()
@@ -283,7 +285,7 @@ def changing(flat):
 @pytest.mark.parametrize("x", [torch.ones(4, 2), torch.ones(2, 4).t(), torch.ones(4, 4)[:, ::2]])
 def test_a_change_in_place_reaches_the_callers_tensor_whatever_its_layout(x):
     signature = one(tensor("x", 4, 2, changed=True), Group("tuple", (TensorOutput(0, "float32", ()), SameAsInput("x"))))
-    got, same = caller("net", signature, changing)(x)
+    got, same = make_call("net", signature, changing)(x)
     assert same is x
     assert x.sum() == 16
     assert got.sum() == 24
@@ -291,7 +293,7 @@ def test_a_change_in_place_reaches_the_callers_tensor_whatever_its_layout(x):
 
 def test_a_change_in_place_of_a_leaf_that_requires_grad_works_as_under_no_grad():
     x = torch.ones(4, 2, requires_grad=True)
-    caller("net", one(tensor("x", 4, 2, changed=True)), changing)(x)
+    make_call("net", one(tensor("x", 4, 2, changed=True)), changing)(x)
     assert x.sum().item() == 16
 
 
@@ -304,7 +306,7 @@ def test_shared_memory_is_refused_where_forward_writes():
     t = torch.ones(6)
     assert "x is changed in place, but shares memory with y" in refused(signature, t[:4], t[2:])
     assert "its elements share memory" in refused(signature, torch.ones(1).expand(4), torch.ones(4))
-    caller("net", signature, changing)(t[:4], torch.ones(4))
+    make_call("net", signature, changing)(t[:4], torch.ones(4))
 
 
 # --- Properties ---
@@ -367,9 +369,10 @@ def signatures(draw):
 @functools.cache
 def empty_accessor():
     """Return a `_models.py` without models, imported."""
-    module = types.ModuleType("p._models")
-    module.__file__ = "p/_models.py"
-    sys.modules[module.__name__] = module
+    package, module = types.ModuleType("p"), types.ModuleType("p._models")
+    package._aoti, package.__path__ = runtime, []
+    module.__file__, module.__package__ = "p/_models.py", "p"
+    sys.modules |= {"p": package, "p._aoti": runtime, "p._models": module}
     text = render([], package="p", torch_version="2.13", system="", machine="", hatch_aoti_version="0")
     exec(compile(text, module.__file__, "exec"), vars(module))
     return module
@@ -381,7 +384,7 @@ def model(signature, run):
     declared = AccessorModel("net", signature, (Variant("native", "net.pt2"),), "nowhere:Net")
     exec(_declaration(declared), vars(module))
     assert repr(module.net.signature) == repr(signature)  # what is written down is what was read
-    module.net._call, module.net._loaded = caller("net", signature, run), True
+    module.net._call, module.net._loaded = make_call("net", signature, run), True
     return module.net
 
 
@@ -523,7 +526,7 @@ def test_a_call_with_one_thing_wrong_is_refused_by_the_name_of_the_argument(sign
     place = chance.randrange(len(values))
     values[place], path = spoil(signature.parameters[place].node, values[place], chance, sizes)
     with pytest.raises((TypeError, ValueError)) as info:
-        caller("net", signature, unreachable)(*values)
+        make_call("net", signature, unreachable)(*values)
     related = [leaf.path for leaf in signature.inputs]  # of two inputs that disagree about a dim, either can be named
     assert any(f"net: {name} " in str(info.value) for name in [path, *related])
 
@@ -557,7 +560,7 @@ def changed(*sizes):
 def test_a_tensor_without_elements_needs_no_memory():
     x = torch.empty(0, 10)
     assert not x.data_ptr()
-    call = caller("net", one(tensor("x", BATCH, 10), dims=(Dim("batch", 0, 64),)), doubled)
+    call = make_call("net", one(tensor("x", BATCH, 10), dims=(Dim("batch", 0, 64),)), doubled)
     for _ in range(2):
         assert call(x).shape == (0, 10)
 
@@ -572,7 +575,7 @@ def test_a_storage_that_was_resized_is_refused(left):
 
 
 def test_a_freed_storage_is_refused_after_calls_with_the_same_sizes():
-    call = caller("net", one(tensor("x", BATCH, 10)), doubled)
+    call = make_call("net", one(tensor("x", BATCH, 10)), doubled)
     x = torch.randn(8, 10)
     for _ in range(2):
         assert torch.equal(call(x), x * 2)
@@ -596,7 +599,7 @@ def test_a_change_of_a_tensor_whose_strides_only_interleave_is_made(sizes, strid
         flat[0].add_(1)
         return doubled(flat)
 
-    assert torch.equal(caller("net", changed(*sizes), run)(x), torch.full(sizes, 2.0))
+    assert torch.equal(make_call("net", changed(*sizes), run)(x), torch.full(sizes, 2.0))
     assert torch.equal(x, torch.ones(sizes))
 
 
@@ -609,7 +612,7 @@ def test_a_change_reaches_a_view_that_lies_between_the_elements_of_another():
         flat[0].add_(1)
         return doubled(flat)
 
-    call = caller("net", signature, run)
+    call = make_call("net", signature, run)
     call(base[:, ::2], base[:, 1::2])
     assert torch.equal(base, torch.tensor([1.0, 0] * 3).expand(4, 6))
     with pytest.raises(ValueError, match="x is changed in place, but shares memory with y"):
@@ -624,7 +627,7 @@ def test_a_tensor_of_inference_mode_is_changed_only_in_there():
         flat[0].add_(1)
         return [torch.zeros(3)]
 
-    call = caller("net", changed(3), run)
+    call = make_call("net", changed(3), run)
     with pytest.raises(ValueError, match=r"x is changed in place, but it comes from torch\.inference_mode"):
         call(x)
     with torch.inference_mode():
@@ -635,7 +638,7 @@ def test_a_tensor_of_inference_mode_is_changed_only_in_there():
 def test_a_change_in_place_is_noticed_by_a_backward_that_needs_the_old_values():
     x, weight = torch.ones(3), torch.ones(3, requires_grad=True)
     loss = (x * weight).sum()
-    caller("net", changed(3), doubled)(x)
+    make_call("net", changed(3), doubled)(x)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
 
@@ -643,7 +646,7 @@ def test_a_change_in_place_is_noticed_by_a_backward_that_needs_the_old_values():
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_each_argument_of_several_is_checked_for_memory_and_kind():
     parameters = tuple(Parameter(n, "positional or keyword", tensor(n, BATCH, 4)) for n in "xy")
-    call = caller("net", Signature(parameters, TensorOutput(0, "float32", ()), BATCH_DIM), doubled)
+    call = make_call("net", Signature(parameters, TensorOutput(0, "float32", ()), BATCH_DIM), doubled)
     x, y = torch.randn(5, 4), torch.randn(5, 4)
     for _ in range(2):
         assert torch.equal(call(x, y), x * 2)
@@ -657,7 +660,7 @@ def test_each_argument_of_several_is_checked_for_memory_and_kind():
 
 def test_without_pytorchs_guards_every_call_is_checked_in_full(monkeypatch):
     monkeypatch.delattr(torch._C._dynamo.guards, "TensorGuards")
-    call = caller("net", one(tensor("x", BATCH, 10)), doubled)
+    call = make_call("net", one(tensor("x", BATCH, 10)), doubled)
     x = torch.randn(8, 10)
     for _ in range(2):
         assert torch.equal(call(x), x * 2)
@@ -673,7 +676,7 @@ def test_a_call_after_one_that_failed_is_answered():
             raise IndexError("index 7 is out of range")
         return doubled(flat)
 
-    call, x = caller("net", one(tensor("x", BATCH, 10)), run), torch.randn(8, 10)
+    call, x = make_call("net", one(tensor("x", BATCH, 10)), run), torch.randn(8, 10)
     with pytest.raises(IndexError, match="index 7"):
         call(x)
     fails.append(False)

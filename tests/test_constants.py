@@ -9,7 +9,8 @@ import torch
 from safetensors import safe_open
 
 from hatch_aoti.artifact.constants_file import ALIGNMENT, header_digest, merge_constants, write_constants
-from hatch_aoti.runtime.models import LoadError, map_constants
+from hatch_aoti.runtime.constants import map_constants
+from hatch_aoti.runtime.declarations import LoadError
 
 TENSORS = {
     "weight": torch.randn(5, 3),

@@ -534,7 +534,7 @@ def test_a_build_script_can_ask_for_the_paths(installed_example: Path, rows: Pat
 def test_asking_for_paths_does_not_import_torch(installed_example: Path):
     program = """
         import sys
-        from example_project._models import main
+        from example_project._aoti import main
         assert main(["--path", "digits"]) == main(["--cmake-dir"]) == 0
         assert "torch" not in sys.modules
     """

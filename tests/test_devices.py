@@ -44,9 +44,9 @@ from hatch_aoti.export.signature import read_signature
 from hatch_aoti.job import run as job
 from hatch_aoti.job.values import Artifact, ModelRequest, ModelResult
 from hatch_aoti.plugin.project import build_project, open_project
-from hatch_aoti.runtime import calls
+from hatch_aoti.runtime import arguments
 from hatch_aoti.runtime.contract import Parameter, Signature, Size, TensorInput, TensorOutput
-from hatch_aoti.runtime.models import Gpu
+from hatch_aoti.runtime.declarations import Gpu
 from hatch_aoti.settings.debugging import Debugging
 from hatch_aoti.settings.model import ModelSettings
 from hatch_aoti.wheel.contents import make_bundle
@@ -329,7 +329,7 @@ def test_a_wheel_for_a_gpu_says_so_in_metadata_that_installers_keep(tiny, tmp_pa
     assert model.gpu == GpuReport("NVIDIA A100", "12.6", ("sm_80", "compute_80"))
     shown = run(sys.executable, "-m", "hatch_aoti", "inspect", wheel, environ=environ).check().output
     assert "for cuda 12.6, compiled on NVIDIA A100; kernels for sm_80, compute_80" in shown
-    listed = run_python("import tiny._models as m; m.main([])", tmp_path / "site", environ=environ).check().output
+    listed = run_python("import tiny._models as m; m._aoti.main([])", tmp_path / "site", environ=environ).check().output
     assert "GPU: CUDA 12.6, kernels for sm_80, compute_80" in listed
 
 
@@ -467,8 +467,8 @@ def test_a_gpu_that_is_not_there_is_named(tmp_path, fake, monkeypatch):  # noqa:
 )
 def test_which_gpus_run_a_kernel_follows_cudas_rules(tmp_path, architecture, runs, does_not):
     module = gpu_model(tmp_path)
-    assert all(module._runs_on(architecture, capability) for capability in runs)
-    assert not any(module._runs_on(architecture, capability) for capability in does_not)
+    assert all(module._aoti.gpu._runs_on(architecture, capability) for capability in runs)
+    assert not any(module._aoti.gpu._runs_on(architecture, capability) for capability in does_not)
 
 
 def on(device: str) -> Any:
@@ -501,7 +501,7 @@ def two_gpus(monkeypatch, fake, temporary):  # noqa: F811
 
 def test_a_model_runs_where_its_inputs_are_and_is_loaded_there_once(tmp_path, two_gpus):
     module = gpu_model(tmp_path)
-    run_on = module._OnGpus(module.double, module.double.variants[0])
+    run_on = module._aoti.gpu.OnGpus(module.double, module.double.variants[0])
     for device in ("cuda:1", "cuda:0", "cuda:1"):
         run_on([on("cpu"), on(device)])
     assert [(loader.index, loader.current, loader.ran) for loader in GpuLoader.made] == [(1, 1, [1, 1]), (0, 0, [0])]
@@ -513,7 +513,7 @@ def test_a_model_runs_where_its_inputs_are_and_is_loaded_there_once(tmp_path, tw
 
 def test_a_model_with_state_stays_where_it_was_first_called(tmp_path, two_gpus):
     module = gpu_model(tmp_path, state=("count",))
-    run_on = module._OnGpus(module.double, module.double.variants[0])
+    run_on = module._aoti.gpu.OnGpus(module.double, module.double.variants[0])
     run_on([on("cuda:1")])
     with pytest.raises(
         ValueError, match=r"^double keeps state, which is on cuda:1, .*\.with_options\(device_index=0\)"
@@ -525,7 +525,7 @@ def test_a_model_with_state_stays_where_it_was_first_called(tmp_path, two_gpus):
 def test_a_device_index_is_where_a_model_runs(tmp_path, two_gpus):
     module = gpu_model(tmp_path)
     model = module.double.with_options(device_index=1)
-    module._OnGpus(model, model.variants[0])([on("cuda:1")])
+    module._aoti.gpu.OnGpus(model, model.variants[0])([on("cuda:1")])
     assert [loader.index for loader in GpuLoader.made] == [1]
 
 
@@ -538,21 +538,21 @@ def test_a_device_index_is_where_a_model_runs(tmp_path, two_gpus):
 )
 def test_inputs_on_the_wrong_gpu_are_refused_by_name(values, index, text):
     tensors = [on(value) for value in values]
-    calls._check_places("double", ON_GPU.inputs, [on("cuda:1"), on("cuda:1"), on("cpu")], -1)
+    arguments.check_places("double", ON_GPU.inputs, [on("cuda:1"), on("cuda:1"), on("cpu")], -1)
     with pytest.raises(ValueError, match=r"^double: ") as caught:
-        calls._check_places("double", ON_GPU.inputs, tensors, index)
+        arguments.check_places("double", ON_GPU.inputs, tensors, index)
     assert str(caught.value) == f"double: {text}"
 
 
 def test_constants_in_a_file_are_copied_to_a_gpu_and_shared_on_the_cpu(tmp_path, monkeypatch):
     given: list[Any] = []
     module = gpu_model(tmp_path)
-    monkeypatch.setattr(module, "map_constants", lambda *_: {"w": "tensor"})
+    monkeypatch.setattr(module._aoti.constants, "map_constants", lambda *_: {"w": "tensor"})
     for device, state in (("cuda", ()), ("cpu", ()), ("cpu", ("count",))):
         signature = dataclasses.replace(ON_GPU, state=state)
         model = types.SimpleNamespace(
             name="double", constants="c", constants_id="", device=device, signature=signature, folder=tmp_path
         )
-        module._give_constants(model, lambda *arguments: given.append(arguments))
+        module._aoti.constants.give_own_constants(model, lambda *arguments: given.append(arguments))
     # tensors, use_inactive, check_full_update, user_managed, allow_h2d_copy: torch excludes the last two together
     assert given == [({"w": "tensor"}, False, True, shared, not shared) for shared in (False, True, False)]

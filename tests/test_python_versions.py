@@ -23,8 +23,8 @@ from hatch_aoti.runtime.contract import (
     TensorInput,
     TensorOutput,
 )
-from hatch_aoti.runtime.models import Variant
-from hatch_aoti.wheel.accessor import AccessorModel, render
+from hatch_aoti.runtime.declarations import Variant
+from hatch_aoti.wheel.accessor import AccessorModel, render, runtime_files
 
 if TYPE_CHECKING:
     from conftest import Builder
@@ -70,19 +70,21 @@ for mode in (C.DisableTorchFunction, C._DisableTorchDispatch):
 
 USE = """
 import copy, json, pickle, sys
-from wheel import _models
-from wheel._models import MODELS, Signature, everything, simple
+from wheel import _aoti, _models
+
+from wheel._aoti import Signature, calls
+from wheel._models import MODELS, everything, simple
 
 assert "torch" not in sys.modules
 assert str(everything.signature).startswith("(x: float32[n, 4], pair: (")
 assert Signature.from_json(json.loads(json.dumps(everything.signature.to_json()))) == everything.signature
 assert pickle.loads(pickle.dumps(simple)) is copy.copy(simple) is simple
 assert simple.with_options(num_runners=2) is not simple
-assert _models.main([]) == 0
+assert _aoti.main([]) == 0
 import torch
 
 x = torch.Tensor()
-call = _models.caller("simple", simple.signature, lambda flat: [("ran", len(flat))])
+call = calls.make_call("simple", simple.signature, lambda flat: [("ran", len(flat))])
 for wrong in (lambda: call("x"), lambda: everything(x), lambda: simple(x, other=1)):
     try:
         wrong()
@@ -117,7 +119,13 @@ def test_generated_code_runs_on_every_python_of_torch(version: str, tmp_path: Pa
     text = render(
         models, package="wheel", torch_version="2.13.0", system="Linux", machine="x86_64", hatch_aoti_version="1"
     )
-    files = {"wheel/__init__.py": "", "wheel/_models.py": text, "torch/__init__.py": TORCH, "use.py": USE}
+    files = {
+        "wheel/__init__.py": "",
+        "wheel/_models.py": text,
+        **{f"wheel/{name}": text for name, text in runtime_files().items()},
+        "torch/__init__.py": TORCH,
+        "use.py": USE,
+    }
     write_files(tmp_path, files)
     ran = run(interpreter(version), "-W", "error", "use.py", cwd=tmp_path).check()
     assert "where n = 1…16" in ran.output

@@ -23,7 +23,7 @@ from hatch_aoti.compiler.target import builder_cpu_features, resolve_targets
 from hatch_aoti.compiler.toolchain import find_toolchain
 from hatch_aoti.export.operators import random_operators
 from hatch_aoti.export.signature import read_signature
-from hatch_aoti.runtime.calls import caller
+from hatch_aoti.runtime.calls import make_call
 
 
 class Everything(nn.Module):
@@ -87,7 +87,7 @@ def compiled(tmp_path_factory):
         )
     write_package(folder / "model.pt2", {ENTRY: made.files})
     loader = torch._C._aoti.AOTIModelPackageLoader(str(folder / "model.pt2"), ENTRY, False, 1, -1)
-    call = caller("values", signature, loader.boxed_run)
+    call = make_call("values", signature, loader.boxed_run)
 
     def run(**given):
         return call(*(given[name] for name in inputs()))

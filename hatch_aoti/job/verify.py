@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from hatch_aoti.artifact.archive import ENTRY
 from hatch_aoti.errors import ModelError
 from hatch_aoti.export.operators import reading_operators
-from hatch_aoti.runtime.calls import DEFAULT, caller
+from hatch_aoti.runtime.arguments import DEFAULT
+from hatch_aoti.runtime.calls import make_call
+from hatch_aoti.runtime.constants import give_constants, map_constants
 from hatch_aoti.runtime.contract import Constant
-from hatch_aoti.runtime.models import give_constants, map_constants
 from hatch_aoti.stages import report_stage
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class _Check:
         if constants is not None:
             tensors = map_constants(constants, entry.name)
             give_constants(loader.load_constants, tensors, shared=device == "cpu" and not signature.state)
-        self.compiled = caller(entry.name, signature, loader.boxed_run)
+        self.compiled = make_call(entry.name, signature, loader.boxed_run)
         self.loader = loader  # owns the memory of some results
         self.leaves, self.spec = _pytree.tree_flatten((source.args, source.kwargs))
         self.example = [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]

@@ -43,22 +43,10 @@ D = TypeVar("D")
 
 ENVIRONMENT_PREFIX = "HATCH_AOTI_"
 
-# What the accessor defines, and what it may import.
-_ACCESSOR_NAMES = (
-    "MODELS", "Model", "Tensor", "annotations", "load", "main", "models", "names", "path", "signature", "torch",
-    "Constant", "DEFAULT", "Default", "Dim", "Group", "Node", "Omitted", "Parameter", "SameAsInput", "Scalar",
-    "Signature", "Size", "TensorInput", "TensorOutput", "apart", "caller", "check_thread", "opaque",
-    "AOTICompiledModel", "Build", "ClassVar", "Gpu", "LoadError", "LoadOptions", "Path", "Self", "Variant",
-    "give_constants", "map_constants",
-    "Any", "Callable", "Final", "Iterator", "Literal", "Mapping", "NamedTuple", "NoReturn", "Sequence", "TYPE_CHECKING",
-    "TypeAlias",
-    "argparse", "array", "atexit", "collections", "contextlib", "copy", "ctypes", "dataclasses", "enum", "errno",
-    "functools", "hashlib", "importlib", "inspect", "io", "itertools", "json", "logging", "math", "numbers", "operator",
-    "os", "pathlib", "platform", "re", "shutil", "stat", "string", "struct", "subprocess", "sys", "sysconfig",
-    "tempfile", "textwrap", "threading", "time", "types", "typing", "warnings", "weakref", "zipfile",
-)  # fmt: skip
+# What `_models.py` defines and imports.
+_ACCESSOR_NAMES = ("Any", "LoadError", "MODELS", "Model", "TYPE_CHECKING", "annotations", "load", "torch")
 
-# A model called `len` would take the place of the function for all of the accessor's own code.
+# A model called `list` would take the place of the type in the signatures of the others.
 RESERVED_NAMES = frozenset(_ACCESSOR_NAMES) | {name for name in dir(builtins) if not name.startswith("_")}
 """Names that `_models.py` needs for itself, and which no model can have."""
 

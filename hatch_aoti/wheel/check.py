@@ -226,7 +226,8 @@ def _unrecorded(wheel: WheelFile, inside: str, described: Mapping[str, Any]) -> 
     """Yield files beside the manifest that a build of hatch-aoti makes and that the manifest does not know."""
     for name in wheel.members:
         file = name.removeprefix(inside)
-        ours = file in {"_models.py", "_models.safetensors"} or ("/" not in file and file.endswith(".pt2"))
+        in_package = "/" not in file and file.endswith(".pt2")
+        ours = in_package or file in {"_models.py", "_models.safetensors"} or file.startswith("_aoti/")
         if name.startswith(inside) and ours and file not in described:
             yield f"{name}: is not in _models.json"
 

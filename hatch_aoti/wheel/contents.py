@@ -19,8 +19,8 @@ from hatch_aoti.artifact.atomic_files import replace_file
 from hatch_aoti.artifact.cache import file_digest
 from hatch_aoti.artifact.constants_file import header_digest
 from hatch_aoti.runtime.contract import Signature
-from hatch_aoti.runtime.models import Gpu, Variant
-from hatch_aoti.wheel.accessor import AccessorModel, render
+from hatch_aoti.runtime.declarations import Gpu, Variant
+from hatch_aoti.wheel.accessor import AccessorModel, render, runtime_files
 from hatch_aoti.wheel.cmake import render_cmake
 from hatch_aoti.wheel.model_files import CONSTANTS, constants_of, locate_models, merged_constants
 
@@ -118,7 +118,8 @@ def make_bundle(
         hatch_aoti_version=__version__,
         debug=tuple(f"{name}={value}" for name, value in sorted(debug.items())),
     )
-    cpp = render_cmake(
+    texts = {ACCESSOR: accessor, **runtime_files()}
+    texts |= render_cmake(
         models, package=package, version=version, torch_version=torch_version, hatch_aoti_version=__version__
     )
     manifest = {
@@ -128,7 +129,7 @@ def make_bundle(
         "platform_tag": tag.tag,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "environment": dict(environment),
-        "files": {name: _digest_of_text(text) for name, text in {ACCESSOR: accessor, **cpp}.items()},
+        "files": {name: _digest_of_text(text) for name, text in texts.items()},
         "models": {result.name: _describe(result, entries[result.name], locations, digests, ids) for result in results},
     }
     if debug:
@@ -142,7 +143,7 @@ def make_bundle(
             "bytes": constants.stat().st_size,
         }
     return Bundle(
-        {ACCESSOR: accessor, MANIFEST: json.dumps(manifest, indent=2, sort_keys=True) + "\n", **cpp},
+        {**texts, MANIFEST: json.dumps(manifest, indent=2, sort_keys=True) + "\n"},
         artifacts,
         _metadata(results),
     )
