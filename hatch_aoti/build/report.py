@@ -52,12 +52,12 @@ def bypasses_cache(settings: Settings) -> bool:
 
 
 def announce_debugging(settings: Settings, reporter: Reporter) -> None:
-    """Say that models are compiled bypass_cache, and that the build is for debugging, if so."""
+    """Say that models are compiled anew, and that the build is for debugging, if so."""
     if not bypasses_cache(settings):
         return
     asked = [str(settings.debugging)] if settings.debugging else []
     asked += ["keep-intermediates"] if settings.keep_intermediates else []
-    reporter.note(f"every model is compiled bypass_cache, because of {' and '.join(asked)}")
+    reporter.note(f"every model is compiled anew, because of {' and '.join(asked)}")
     if settings.debugging.changes:
         changes = ", ".join(f"{name}={value}" for name, value in settings.debugging.changes.items())
         reporter.warn(f"this is a DEBUG BUILD ({changes}): its compiled code is not what a release has")

@@ -160,9 +160,17 @@ def _distinct(tensors: Mapping[str, Any]) -> Iterator[torch.Tensor]:
 
 
 def _largest_weight(program: torch.export.ExportedProgram) -> int:
-    """Return the number of elements of the largest parameter that a convolution or matrix product reads."""
+    """Return the number of elements of the largest weight that a convolution or matrix product reads.
+
+    It is a parameter, a buffer, persistent or not, or a tensor that forward makes or finds elsewhere.
+    """
     signature = program.graph_signature
-    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    names = {
+        **signature.inputs_to_parameters,
+        **signature.inputs_to_buffers,
+        **signature.inputs_to_lifted_tensor_constants,
+    }
+    tensors = {**program.constants, **program.state_dict}
     largest = 0
     for node in program.graph.nodes:
         if node.op != "call_function" or not _is_product(node.target):
@@ -172,7 +180,7 @@ def _largest_weight(program: torch.export.ExportedProgram) -> int:
             while parameter.op == "call_function" and len(parameter.all_input_nodes) == 1:  # a transposed weight, say
                 [parameter] = parameter.all_input_nodes
             if parameter.name in names:
-                largest = max(largest, program.state_dict[names[parameter.name]].numel())
+                largest = max(largest, tensors[names[parameter.name]].numel())
     return largest
 
 

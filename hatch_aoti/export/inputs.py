@@ -195,8 +195,11 @@ def _example_tensor(declared: TensorInput, sizes: Mapping[str, int]) -> torch.Te
 
 
 def to_device(call: Any, device: str) -> Any:
-    """Return `call`, a tree of arguments, with its tensors on `device`."""
+    """Return `call`, a tree of arguments, with its tensors on `device` and without the graph that computed them."""
     import torch
     from torch.utils import _pytree
 
-    return _pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), call)
+    # What was computed from parameters carries their graph, which can neither be copied nor exported.
+    return _pytree.tree_map_only(
+        torch.Tensor, lambda tensor: (tensor.detach() if tensor.grad_fn is not None else tensor).to(device), call
+    )

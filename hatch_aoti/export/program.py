@@ -19,8 +19,9 @@ from hatch_aoti.export.containers import register_output_types
 from hatch_aoti.export.failures import error_name, first_line, first_lines, raised, user_traceback
 from hatch_aoti.export.importing import import_object
 from hatch_aoti.export.inputs import example_inputs, to_device
-from hatch_aoti.export.module import load_weights, make_module, seed_everything
+from hatch_aoti.export.module import make_module, seed_everything
 from hatch_aoti.export.saved_program import copy_checked
+from hatch_aoti.export.weights import load_weights
 from hatch_aoti.stages import report_stage
 
 if TYPE_CHECKING:
