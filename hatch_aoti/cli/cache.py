@@ -12,12 +12,13 @@ __all__ = ["cache"]
 
 
 def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    from hatch_aoti.settings.toml import WrongValueError, size
+    from hatch_aoti.settings.toml import WrongValueError
+    from hatch_aoti.settings.values import parse_size
 
     if value is None:
         return None
     try:
-        return size(int(value) if value.isdigit() else value)
+        return parse_size(int(value) if value.isdigit() else value)
     except WrongValueError as error:
         raise click.BadParameter(str(error)) from error
 
