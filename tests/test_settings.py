@@ -11,11 +11,13 @@ import textwrap
 import tomllib
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from hatch_aoti.errors import SettingsError
 from hatch_aoti.settings.model import Dim, ModelSettings, Settings, TensorInput
 from hatch_aoti.settings.reader import RESERVED_NAMES, check_hook_config, parse_settings
+from hatch_aoti.settings.schema import read_schema
 from hatch_aoti.settings.values import DTYPES
 
 MODEL = 'model = "pkg.digits:Net"'
@@ -68,7 +70,11 @@ def root(tmp_path: Path) -> Path:
 
 
 def parse(text: str, root: Path, **environ: str) -> Settings:
-    return parse_settings(tomllib.loads(text), root=root, environ={"HOME": "/root", **environ})
+    """Return the settings; what is valid for the reader must be so for the schema."""
+    config = tomllib.loads(text)
+    settings = parse_settings(config, root=root, environ={"HOME": "/root", **environ})
+    jsonschema.Draft7Validator(read_schema()).validate(config["tool"]["aoti"])
+    return settings
 
 
 def problems(text: str, root: Path, **environ: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import Problem, did_you_mean
+from hatch_aoti.settings.declaration import variable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +27,7 @@ _COMPILE = "AOT_INDUCTOR_DEBUG_COMPILE"
 _SYMBOLS = "AOT_INDUCTOR_DEBUG_SYMBOLS"
 _PRINTER = "AOT_INDUCTOR_DEBUG_INTERMEDIATE_VALUE_PRINTER"
 _FILTER = "AOT_INDUCTOR_FILTERED_KERNELS_TO_PRINT"
-_SANITIZE = "HATCH_AOTI_SANITIZE"
+_SANITIZE = variable("sanitize")
 _TRACE = "TORCH_COMPILE_DEBUG"
 _TRACE_FOLDER = "TORCH_COMPILE_DEBUG_DIR"
 _LOGS = "TORCH_LOGS"

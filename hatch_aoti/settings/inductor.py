@@ -15,7 +15,7 @@ from hatch_aoti.errors import Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["DECIDED_OPTIONS", "check_inductor_configs", "flatten_inductor_configs", "split_name"]
+__all__ = ["DECIDED_OPTIONS", "check_inductor_configs", "flatten_inductor_configs", "options_schema", "split_name"]
 
 _TARGET = "the CPU baseline sets it; choose one with `tool.aoti.target`"
 _PACKAGING = "hatch-aoti writes the .pt2 file itself, so that it is the same on every build"
@@ -93,6 +93,22 @@ def check_inductor_configs(configs: Mapping[str, Any], prefix_key: str) -> list[
         for name, reason in found.items()
         if reason
     ]
+
+
+def options_schema() -> dict[str, Any]:
+    """Return what a JSON schema says of a table of options: values that JSON has, and nothing that is decided."""
+    groups: dict[str, list[str]] = {}
+    for option in sorted(DECIDED_OPTIONS):
+        group, dot, name = option.partition(".")
+        if dot:
+            groups.setdefault(group, []).append(name)
+    return {
+        "propertyNames": {"not": {"enum": sorted(DECIDED_OPTIONS)}},
+        "properties": {
+            group: {"type": "object", "propertyNames": {"not": {"enum": names}}} for group, names in groups.items()
+        },
+        "additionalProperties": {"type": ["boolean", "number", "string", "array", "object"]},
+    }
 
 
 def _reason(name: str) -> str:

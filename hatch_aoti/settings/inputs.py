@@ -10,7 +10,7 @@ from hatch_aoti.errors import Problem, did_you_mean
 from hatch_aoti.settings import toml
 from hatch_aoti.settings.declaration import Setting, declared, read_declared
 from hatch_aoti.settings.model import Dim, ModelSettings, TensorInput
-from hatch_aoti.settings.values import string
+from hatch_aoti.settings.values import string, upper_bound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -83,10 +83,10 @@ def _tensor_input(name: str, table: toml.Table, dims: Mapping[str, Dim], root: P
         if isinstance(size, str) and size not in dims:
             table.report(_undeclared(size, dims), "shape")
             break
-    integer = re.fullmatch(r"(u?)int(\d+)", found.dtype)
-    if "high" in table.values and integer is None:
+    limit = upper_bound(found.dtype)
+    if "high" in table.values and limit is None:
         table.report(f"only integer inputs have an upper bound, and this one is {found.dtype}.", "high")
-    elif integer is not None and found.high > (limit := 2 ** (int(integer[2]) - (not integer[1]))):
+    elif limit is not None and found.high > limit:
         table.report(f"expected at most {limit}, the bound of {found.dtype}, but it is {found.high}.", "high")
     return found
 

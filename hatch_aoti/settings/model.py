@@ -6,10 +6,11 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from hatch_aoti.settings import values
+from hatch_aoti.settings import paths, values
 from hatch_aoti.settings.debugging import SANITIZERS, Debugging
 from hatch_aoti.settings.declaration import setting
 from hatch_aoti.settings.environment import is_settled
+from hatch_aoti.settings.inductor import options_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,7 +64,7 @@ class ModelSettings:
         in_program="the inputs are the example inputs in the program",
     )
     exported: str | None = setting(
-        values.project_file("programs/encoder.pt2", ".pt2"),
+        paths.project_file("programs/encoder.pt2", ".pt2"),
         "A file that `torch.export.save` wrote, perhaps on another machine. It stands in place of `model`, `weights`, "
         "`inputs`, `dims` and `dynamic-shapes`.",
         see="docs/saved-programs.md",
@@ -71,7 +72,7 @@ class ModelSettings:
         default=None,
     )
     weights: str | None = setting(
-        values.project_file("weights/digits.safetensors", ".safetensors", ".pt", ".pth"),
+        paths.project_file("weights/digits.safetensors", ".safetensors", ".pt", ".pth"),
         "A file with the model's state dict: `.safetensors`, or `.pt` or `.pth`, which are loaded with "
         "`weights_only=True`.",
         since="0.1.0",
@@ -91,7 +92,10 @@ class ModelSettings:
             "example_project.ranker:dynamic_shapes",
             'a table such as { image = { 0 = "batch" } }, or ',
             "table, or ",
-            [{"type": "object"}, {"type": "array"}],
+            [
+                {"type": "object", "additionalProperties": {"$ref": "#/definitions/shapes"}},
+                {"type": "array", "items": {"$ref": "#/definitions/shapes"}},
+            ],
         ),
         'Which dimensions are dynamic where a function makes the `inputs`: `{ x = { 0 = "batch" } }`, or '
         "`module:attribute` of the same in the form of `torch.export`.",
@@ -132,7 +136,7 @@ class ModelSettings:
         default_text="a file of its own",
     )
     inductor_configs: Mapping[str, Any] = setting(
-        values.table({"additionalProperties": {"type": ["boolean", "number", "string", "array", "object"]}}, "table"),
+        values.table(options_schema(), "table"),
         "Options of `torch._inductor.config`: `{ max_autotune = true }`.",
         since="0.1.0",
         default_factory=dict,
@@ -201,7 +205,6 @@ class Settings:
         values.table({"minProperties": 1, **_named("model", "^[A-Za-z][A-Za-z0-9_]*$")}, "table of tables"),
         "A table for each model, `[tool.aoti.models.<name>]`; users import the model by that name.",
         since="0.1.0",
-        default_text="required",
     )
     package: str | None = setting(
         values.package,
@@ -248,7 +251,7 @@ class Settings:
         shapes_wheel=True,
     )
     cache_dir: Path | None = setting(
-        values.folder,
+        paths.folder,
         "Where finished artifacts are kept.",
         since="0.1.0",
         default=None,
@@ -357,7 +360,6 @@ class TensorInput:
         values.shape,
         "The size of each dimension: a number, or the name of a dim. `[]` is a scalar.",
         since="0.1.0",
-        default_text="required",
         missing='write its sizes, such as shape = ["batch", 3, 224, 224]; [] is a scalar.',
     )
     dtype: str = setting(

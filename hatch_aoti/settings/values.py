@@ -1,6 +1,6 @@
 """The kinds of values that settings take: how each is read and refused, and what a JSON schema says about it.
 
-Which key takes which kind is not decided here, but in `model`.
+Those of files are in `paths`. Which key takes which kind is not decided here, but in `model`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import dataclasses
 import keyword
 import math
 import re
-from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hatch_aoti.errors import did_you_mean
@@ -17,12 +16,14 @@ from hatch_aoti.settings.toml import WrongValueError, describe, mapping, wrong
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
 __all__ = [
     "DTYPES",
     "IDENTIFIER",
     "INT64_MAX",
     "PACKAGE",
+    "TEXT",
     "Kind",
     "bundle",
     "choice",
@@ -30,17 +31,17 @@ __all__ = [
     "dtype",
     "environment_variables",
     "flag",
-    "folder",
     "integer",
     "of_module",
     "parse_size",
     "platform_tag",
-    "project_file",
     "shape",
     "size",
     "string",
     "table",
     "tolerance",
+    "upper_bound",
+    "whole",
 ]
 
 T = TypeVar("T")
@@ -61,6 +62,13 @@ _DTYPE_ALIASES = {
     "int": "int32", "long": "int64", "short": "int16",
 }  # fmt: skip
 
+
+def upper_bound(dtype: str) -> int | None:
+    """Return the smallest number that is above all of an integer dtype; None for other dtypes."""
+    integer = re.fullmatch(r"(u?)int(\d+)", dtype)
+    return 2 ** (int(integer[2]) - (not integer[1])) if integer else None
+
+
 # Patterns mean the same to Python and to ECMAScript, which JSON schemas go by: there \w and \d are ASCII, and no flag
 # can be given. An identifier is written as what it is not, so that letters beyond ASCII are let through.
 IDENTIFIER = r"[^\x00-@\[-^`{-\x7f][^\x00-/:-@\[-^`{-\x7f]*"
@@ -73,6 +81,10 @@ _SIZE = r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:([kKmMgGtT])([iI]?))?[bB]?\s*"
 _VARIABLE = r"[A-Za-z0-9_*?]*[A-Za-z][A-Za-z0-9_*?]*"
 _STEM = r"[A-Za-z][A-Za-z0-9_]*"
 _PLATFORM_TAG = r"[a-z][a-z0-9]*(_[a-z0-9]+)+"
+
+
+TEXT = {"type": "string", "minLength": 1}
+"""What a schema says of a string that is not empty."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +108,8 @@ class Kind(Generic[T]):
         return self.in_project(self.parse(value), root)
 
 
-def _whole(pattern: str) -> dict[str, Any]:
+def whole(pattern: str) -> dict[str, Any]:
+    """Return what a schema says of a string that matches a pattern from its start to its end."""
     return {"type": "string", "pattern": f"^{pattern}$"}
 
 
@@ -160,7 +173,7 @@ def parse_size(value: Any) -> int:
     return value
 
 
-size = Kind(parse_size, {"anyOf": [{"type": "integer", "minimum": 0}, _whole(_SIZE)]}, "bytes, or a string with a unit")
+size = Kind(parse_size, {"anyOf": [{"type": "integer", "minimum": 0}, whole(_SIZE)]}, "bytes, or a string with a unit")
 """A number of bytes."""
 
 
@@ -176,8 +189,7 @@ def string(value: Any, expected: str = "a string") -> str:
 
 def choice(*choices: str) -> Kind[str]:
     """Return the kind of strings that are one of `choices`."""
-    listed = ", ".join(f'"{name}"' for name in choices)
-    expected = f"one of {listed}"
+    expected = "one of " + ", ".join(f'"{name}"' for name in choices)
 
     def parse(value: Any) -> str:
         text = string(value, expected)
@@ -185,7 +197,7 @@ def choice(*choices: str) -> Kind[str]:
             raise wrong(expected, value, did_you_mean(text, choices))
         return text
 
-    return Kind(parse, {"enum": list(choices)}, listed)
+    return Kind(parse, {"enum": list(choices)}, ", ".join(f'`"{name}"`' for name in choices))
 
 
 def _dtype(value: Any) -> str:
@@ -215,7 +227,7 @@ def _package(value: Any) -> str:
     return text
 
 
-package = Kind(_package, _whole(PACKAGE), "dotted import name")
+package = Kind(_package, whole(PACKAGE), "dotted import name")
 """The dotted import name of a package."""
 
 
@@ -237,7 +249,7 @@ def of_module(
         is_dotted = module and attribute != "py" and _is_dotted_name(text)
         raise wrong(expected, value, f' Did you mean "{module}:{attribute}"?' if is_dotted else "")
 
-    schema = _whole(f"{PACKAGE}:{PACKAGE}")
+    schema = whole(f"{PACKAGE}:{PACKAGE}")
     others = list(instead)
     return Kind(parse, {"anyOf": [*others, schema]} if others else schema, f'{noun}`"module:attribute"`')
 
@@ -251,7 +263,7 @@ def _bundle(value: Any) -> str:
     return text
 
 
-bundle = Kind(_bundle, _whole(_STEM), "name")
+bundle = Kind(_bundle, whole(_STEM), "name")
 """A file's name without its suffix, of characters that every system and tool takes."""
 
 
@@ -264,7 +276,7 @@ def _platform_tag(value: Any) -> str:
     return text
 
 
-platform_tag = Kind(_platform_tag, _whole(_PLATFORM_TAG), "platform tag")
+platform_tag = Kind(_platform_tag, whole(_PLATFORM_TAG), "platform tag")
 """What has the form of a wheel's platform tag."""
 
 
@@ -286,10 +298,9 @@ def _cpu_baselines(value: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-_TEXT = {"type": "string", "minLength": 1}
 cpu_baselines = Kind(
     _cpu_baselines,
-    {"anyOf": [_TEXT, {"type": "array", "minItems": 1, "uniqueItems": True, "items": _TEXT}]},
+    {"anyOf": [TEXT, {"type": "array", "minItems": 1, "uniqueItems": True, "items": TEXT}]},
     "string, or list of strings",
     from_text=_list_text,
 )
@@ -313,7 +324,7 @@ def environment_variables(is_settled: Callable[[str], bool]) -> Kind[tuple[str, 
                 )
         return tuple(sorted(set(value)))
 
-    return Kind(parse, {"type": "array", "items": _whole(_VARIABLE)}, "list of strings", from_text=_list_text)
+    return Kind(parse, {"type": "array", "items": whole(_VARIABLE)}, "list of strings", from_text=_list_text)
 
 
 def _shape(value: Any) -> tuple[int | str, ...]:
@@ -335,7 +346,7 @@ def _shape(value: Any) -> tuple[int | str, ...]:
 
 shape = Kind(
     _shape,
-    {"type": "array", "items": {"anyOf": [integer(0).schema, _whole(IDENTIFIER)]}},
+    {"type": "array", "items": {"anyOf": [integer(0).schema, whole(IDENTIFIER)]}},
     "list of integers and names of dims",
 )
 """A size or the name of a dim for each dimension."""
@@ -344,51 +355,3 @@ shape = Kind(
 def table(schema: Mapping[str, Any], noun: str) -> Kind[Mapping[str, Any]]:
     """Return the kind of tables; others read what is in them, and `schema` says what that is."""
     return Kind(mapping(), {"type": "object", **schema}, noun)
-
-
-# --- Files ----------------------------------------------------------------------------------------------------------
-
-
-def _absolute(text: str, root: Path) -> Path:
-    try:
-        return root.absolute() / Path(text).expanduser()
-    except RuntimeError:
-        raise WrongValueError(f'"{text}" starts at a home folder that this system does not know.') from None
-
-
-folder = Kind(lambda value: string(value, "the path of a folder"), _TEXT, "path", in_project=_absolute)
-"""A folder, existing or not, that becomes absolute: it starts at the project's root, or at `~`."""
-
-
-def project_file(example: str, *suffixes: str) -> Kind[str]:
-    """Return the kind of files that exist below the project's root, given relative to it, with one of `suffixes`."""
-    expected = f'a file in the project, such as "{example}"'
-    inside = "A wheel that is built from the sdist would lack any other file."
-
-    def parse(value: Any) -> str:
-        text = string(value, expected)
-        path = PurePosixPath(text)
-        if path.is_absolute() or ".." in path.parts or text.startswith("~"):
-            raise WrongValueError(f'expected a path below the project\'s root folder, but it is "{text}". {inside}')
-        return text
-
-    def in_project(text: str, root: Path) -> str:
-        path = PurePosixPath(text)
-        file = root / path
-        if path.suffix not in suffixes and not file.is_dir():
-            ending = f"one of {', '.join(suffixes)}" if len(suffixes) > 1 else suffixes[0]
-            raise wrong(f"a file that ends in {ending}", text)
-        if file.is_dir():
-            raise WrongValueError(f'expected a file, but "{text}" is a folder.')
-        if not file.is_file():
-            raise WrongValueError(
-                f'there is no file "{text}" in {root}. If this build starts from an sdist, the file may be missing '
-                "there because .gitignore lists it: add it to `tool.hatch.build.targets.sdist.artifacts`."
-            )
-        if not file.resolve().is_relative_to(root.resolve()):
-            raise WrongValueError(f'"{text}" is a link to a file outside the project\'s root folder. {inside}')
-        return str(path)
-
-    endings = "|".join(suffix.removeprefix(".") for suffix in suffixes)
-    pattern = rf"(?![/~])(?!([^/]*/)*\.\.(/|$)).*[^/]\.({endings})"
-    return Kind(parse, _whole(pattern), f"path of a {' or '.join(suffixes)} file", in_project=in_project)
