@@ -12,14 +12,18 @@ from importlib import metadata
 from pathlib import Path
 
 import generate
+import hypothesis
 import jsonschema
 import pytest
 from conftest import run, write_files
+from hypothesis import strategies
 from test_settings import WRONG
 
 from hatch_aoti.settings.declaration import declared
+from hatch_aoti.settings.inductor import check_inductor_configs
 from hatch_aoti.settings.model import Dim, ModelSettings, Settings, TensorInput
 from hatch_aoti.settings.schema import SCHEMA_FILE, generate_schema, read_schema
+from hatch_aoti.settings.toml import WrongValueError
 
 HOME = Path(__file__).parent.parent
 EXAMPLE = HOME / "example_project" / "pyproject.toml"
@@ -180,6 +184,34 @@ def test_values_at_the_edge(settings, valid):
 )
 def test_a_saved_program_stands_for_the_model(settings, valid):
     assert (errors({"tool": {"aoti": {"models": {"net": settings}}}}) == []) is valid
+
+
+def patterns(schema: object) -> list[str]:
+    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else []
+    this = [schema["pattern"]] if isinstance(schema, dict) and "pattern" in schema else []
+    return this + [pattern for part in parts for pattern in patterns(part)]
+
+
+@pytest.mark.parametrize(
+    "item", [item for item in ALL if "$ref" not in json.dumps(item.kind.schema)], ids=lambda i: i.key
+)
+@hypothesis.settings(max_examples=60, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+@hypothesis.given(data=strategies.data())
+def test_the_schema_refuses_nothing_that_the_reader_takes(item, data):
+    near = [strategies.from_regex(pattern, fullmatch=True) for pattern in patterns(item.kind.schema)]
+    name = strategies.from_regex(r"[^\W\d]\w*")
+    text = strategies.one_of(name, strategies.builds("{}.{}:{}".format, name, name, name), strategies.text(), *near)
+    plain = strategies.one_of(text, strategies.integers(), strategies.floats(allow_nan=False), strategies.booleans())
+    value = data.draw(strategies.one_of(plain, strategies.lists(plain), strategies.dictionaries(text, plain)))
+    try:
+        item.kind.parse(value)
+    except WrongValueError:
+        return
+    if item.key == "inductor-configs" and isinstance(value, dict) and check_inductor_configs(value, ""):
+        return  # refused by name, not by its kind
+    # Whether the suffix is right is seen with the file at hand.
+    if item.key not in {"weights", "exported"} or value.endswith((".pt", ".pth", ".pt2", ".safetensors")):
+        jsonschema.Draft7Validator(item.kind.schema).validate(value)
 
 
 # --- Where it comes out ---
