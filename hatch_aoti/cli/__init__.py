@@ -14,6 +14,7 @@ from hatch_aoti.cli.build import build
 from hatch_aoti.cli.cache import cache
 from hatch_aoti.cli.inspect import inspect
 from hatch_aoti.cli.reproduce import reproduce
+from hatch_aoti.cli.schema import schema
 from hatch_aoti.cli.verify import verify
 from hatch_aoti.errors import AotiError, full_disk
 
@@ -26,7 +27,7 @@ def commands() -> None:
     """Compile PyTorch models ahead of time, as the build hook does, look into what came of it, check and measure it."""
 
 
-for _command in (bench, build, cache, inspect, reproduce, verify):
+for _command in (bench, build, cache, inspect, reproduce, schema, verify):
     commands.add_command(_command)
 
 

@@ -7,17 +7,19 @@ from pathlib import Path
 import click
 
 from hatch_aoti.errors import AotiError
+from hatch_aoti.settings.declaration import variable
 
 __all__ = ["cache"]
 
 
 def _size(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
-    from hatch_aoti.settings.toml import WrongValueError, size
+    from hatch_aoti.settings.toml import WrongValueError
+    from hatch_aoti.settings.values import parse_size
 
     if value is None:
         return None
     try:
-        return size(int(value) if value.isdigit() else value)
+        return parse_size(int(value) if value.isdigit() else value)
     except WrongValueError as error:
         raise click.BadParameter(str(error)) from error
 
@@ -25,7 +27,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
 @click.command()
 @click.option(
     "--cache-dir",
-    envvar="HATCH_AOTI_CACHE_DIR",
+    envvar=variable("cache-dir"),
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
     help="The cache; by default what HATCH_AOTI_CACHE_DIR says, or the platform's cache directory.",
@@ -41,7 +43,7 @@ def _size(_context: click.Context, _parameter: click.Parameter, value: str | Non
 )
 @click.option(
     "--trust-cache",
-    envvar="HATCH_AOTI_TRUST_CACHE",
+    envvar=variable("trust-cache"),
     is_flag=True,
     help="Take a cache that others can write to, as HATCH_AOTI_TRUST_CACHE=1 does.",
 )

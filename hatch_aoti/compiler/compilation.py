@@ -21,11 +21,12 @@ from hatch_aoti.compiler.headers import PrecompiledHeaders
 from hatch_aoti.compiler.names import operator_names
 from hatch_aoti.compiler.operators import keep_semantics
 from hatch_aoti.compiler.optimize import inline_small_products
+from hatch_aoti.compiler.options import check_options, whole_tables
 from hatch_aoti.compiler.script import compiler_script
 from hatch_aoti.compiler.serialise import make_serialisable, plain_containers
 from hatch_aoti.compiler.target import TORCH_PICKS
 from hatch_aoti.compiler.threads import thread_policy
-from hatch_aoti.errors import MAKE_ROOM, CompileError, did_you_mean, full_disk
+from hatch_aoti.errors import MAKE_ROOM, CompileError, full_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -100,7 +101,7 @@ def all_options(target: Target, options: Mapping[str, Any]) -> dict[str, Any]:
         # Line tables are -g1: three quarters of the file, and paths of the builder.
         "aot_inductor.enable_line_tables": False,
         "cpp.threads": _ASSUMED_THREADS,
-        **copy.deepcopy(dict(options)),
+        **copy.deepcopy(whole_tables(options)),
     }
 
 
@@ -130,13 +131,7 @@ def compile_program(
     import torch
     import torch._inductor
 
-    known = torch._inductor.config.get_config_copy()  # noqa: SLF001
-    for option in options:
-        if option not in known:
-            raise CompileError(
-                f"torch {torch.__version__} has no inductor option `{option}`.{did_you_mean(option, known)}",
-                hint="see torch/_inductor/config.py for the options of the installed torch",
-            )
+    check_options(whole_tables(options))
     merged = {
         "cpp.cxx": (None, os.fspath(compiler_script(toolchain, directory, symbols_for, sanitizers))),
         # Kernels are compiled in this process's own children, so that they die with it.

@@ -16,21 +16,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import Problem, did_you_mean
+from hatch_aoti.settings.declaration import variable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Debugging", "check_logs", "is_torch_option", "read_debugging", "without_debugging"]
+__all__ = ["SANITIZERS", "Debugging", "check_logs", "is_torch_option", "read_debugging", "without_debugging"]
 
 _COMPILE = "AOT_INDUCTOR_DEBUG_COMPILE"
 _SYMBOLS = "AOT_INDUCTOR_DEBUG_SYMBOLS"
 _PRINTER = "AOT_INDUCTOR_DEBUG_INTERMEDIATE_VALUE_PRINTER"
 _FILTER = "AOT_INDUCTOR_FILTERED_KERNELS_TO_PRINT"
-_SANITIZE = "HATCH_AOTI_SANITIZE"
+_SANITIZE = variable("sanitize")
 _TRACE = "TORCH_COMPILE_DEBUG"
 _TRACE_FOLDER = "TORCH_COMPILE_DEBUG_DIR"
 _LOGS = "TORCH_LOGS"
 _LOGS_FILE = "TORCH_LOGS_OUT"
+
+SANITIZERS = ("0", "address", "undefined", "address,undefined")
+"""What HATCH_AOTI_SANITIZE may be; 0 is none."""
 
 _FLAG = ("0", "1")  # torch takes "1" for yes, and anything else, "true" too, for no
 _VALUES = {
@@ -38,7 +42,7 @@ _VALUES = {
     _SYMBOLS: _FLAG,
     _PRINTER: ("0", "1", "2", "3"),
     _TRACE: _FLAG,
-    _SANITIZE: ("0", "address", "undefined", "address,undefined"),
+    _SANITIZE: SANITIZERS,
     "DUMP_AOTI_MINIFIER": _FLAG,
     "AOTINDUCTOR_REPRO_LEVEL": ("1", "2", "3", "4"),
 }

@@ -21,6 +21,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from hatch_aoti.settings.debugging import is_torch_option, without_debugging
+from hatch_aoti.settings.declaration import ENVIRONMENT_PREFIX, variable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +43,7 @@ _NEEDED = (
     "CUDA_HOME", "CUDA_PATH", "CUDACXX", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
     "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES",
     # Whether a cache is trusted, which a worker checks, too
-    "HATCH_AOTI_TRUST_CACHE",
+    variable("trust-cache"),
 )  # fmt: skip
 
 # Without these, Apple's compiler finds no headers, or builds for another system than the wheel's tag says.
@@ -122,7 +123,7 @@ def compose(environ: Mapping[str, str], passed: Sequence[str] = ()) -> WorkerEnv
     known = {name: value for name, value in without_debugging(environ).items() if name not in _FIXED}
     admitted = (*_NEEDED, *_FOR_THE_COMPILER, *passed)
     variables = {name: value for name, value in known.items() if _matches(name, admitted)}
-    ours = frozenset(name for name in known if name.startswith("HATCH_AOTI_"))
+    ours = frozenset(name for name in known if name.startswith(ENVIRONMENT_PREFIX))
     return WorkerEnvironment({**variables, **_FIXED}, frozenset(known) - variables.keys() - ours)
 
 
@@ -137,7 +138,7 @@ def tool_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def is_settled(name: str) -> bool:
     """Whether a variable is no one's to pass on: hatch-aoti sets it for workers, or reads it itself."""
-    return name in _FIXED or name in _OF_EACH_JOB or name.startswith("HATCH_AOTI_") or is_torch_option(name)
+    return name in _FIXED or name in _OF_EACH_JOB or name.startswith(ENVIRONMENT_PREFIX) or is_torch_option(name)
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

@@ -8,36 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import Problem, did_you_mean
 from hatch_aoti.settings import toml
-from hatch_aoti.settings.model import Dim, TensorInput
+from hatch_aoti.settings.declaration import Setting, declared, read_declared
+from hatch_aoti.settings.model import Dim, ModelSettings, TensorInput
+from hatch_aoti.settings.values import string, upper_bound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-__all__ = ["DTYPES", "read_inputs"]
+__all__ = ["read_inputs"]
 
-DTYPES = (
-    "float32", "float64", "float16", "bfloat16", "complex64", "complex128", "complex32",
-    "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64", "bool",
-    "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
-)  # fmt: skip
-"""The dtypes an input may have: the attributes of `torch` with these names."""
-
-# Other names of the same dtypes in torch.
-_DTYPE_ALIASES = {
-    "float": "float32", "double": "float64", "half": "float16", "cfloat": "complex64", "cdouble": "complex128",
-    "int": "int32", "long": "int64", "short": "int16",
-}  # fmt: skip
+_SETTINGS: Mapping[str, Setting] = {item.field: item for item in declared(ModelSettings)}
 
 
-def read_inputs(model: toml.Table) -> tuple[str | dict[str, TensorInput], dict[str, Dim], Any]:
+def read_inputs(model: toml.Table, root: Path) -> tuple[str | dict[str, TensorInput], dict[str, Dim], Any]:
     """Return `inputs`, `dims` and `dynamic-shapes` of a model, in the forms that `ModelSettings` documents.
 
-    What is wrong with one of them, or between them, is added to the problems of the table `model`.
+    `root` is the project's folder. What is wrong with one of them, or between them, is added to the problems of the
+    table `model`.
     """
     problems_before = len(model.problems)
     dim_tables = model.table("dims").tables("a table such as { min = 1, max = 1024 }")
-    dims = {name: _dim(name, table) for name, table in dim_tables.items()}
-    inputs = _inputs(model, dims)
+    dims = {name: _dim(name, table, root) for name, table in dim_tables.items()}
+    inputs = _inputs(model, dims, root)
     dynamic_shapes = _dynamic_shapes(model, dims)
     if not isinstance(inputs, str) and dynamic_shapes is not None:
         model.report(
@@ -55,16 +48,16 @@ def read_inputs(model: toml.Table) -> tuple[str | dict[str, TensorInput], dict[s
     return inputs, dims, dynamic_shapes
 
 
-def _dim(name: str, table: toml.Table) -> Dim:
+def _dim(name: str, table: toml.Table, root: Path) -> Dim:
     _check_identifier(name, table, "dim")
-    low = table.read("min", toml.integer(0), 1)
-    high = table.read("max", toml.integer(0), None)
+    dim = Dim(**read_declared(table, Dim, root))
+    low, high = dim.min, dim.max
     table.reject_unknown()
     if high is not None and low > high:
         table.report(f"the smallest size, {low}, is above the largest, which is {high}.", "min")
     elif low == high:
         table.report(f"min and max are both {low}. For a size that never changes write the number in the shape.", "min")
-    return Dim(low, high)
+    return dim
 
 
 def _check_identifier(name: str, table: toml.Table, noun: str) -> None:
@@ -72,81 +65,41 @@ def _check_identifier(name: str, table: toml.Table, noun: str) -> None:
         table.report(f"the name of this {noun} must be a Python identifier.")
 
 
-def _inputs(model: toml.Table, dims: Mapping[str, Dim]) -> str | dict[str, TensorInput]:
+def _inputs(model: toml.Table, dims: Mapping[str, Dim], root: Path) -> str | dict[str, TensorInput]:
     if isinstance(model.values.get("inputs"), dict):
         tables = model.table("inputs").tables('a table such as { shape = ["batch", 8], dtype = "float32" }')
-        return {name: _tensor_input(name, table, dims) for name, table in tables.items()}
-    return model.require(
-        "inputs",
-        toml.reference(
-            "example_project.ranker:example_inputs", "a table of inputs, or the callable that makes them as "
-        ),
-        "",
-        missing='write the inputs of forward, such as inputs = { image = { shape = ["batch", 1, 8, 8] } }, or the '
-        'callable that makes them, as "module:attribute".',
-    )
+        return {name: _tensor_input(name, table, dims, root) for name, table in tables.items()}
+    item = _SETTINGS["inputs"]
+    if item.key not in model.values:
+        model.report(f"missing; {item.missing}", item.key)
+    return model.read(item.key, item.kind.parse, "")
 
 
-def _tensor_input(name: str, table: toml.Table, dims: Mapping[str, Dim]) -> TensorInput:
+def _tensor_input(name: str, table: toml.Table, dims: Mapping[str, Dim], root: Path) -> TensorInput:
     _check_identifier(name, table, "input")
-    shape = table.require(
-        "shape", _shape(dims), (), missing='write its sizes, such as shape = ["batch", 3, 224, 224]; [] is a scalar.'
-    )
-    dtype = table.read("dtype", _dtype, "float32")
-    high = table.read("high", toml.integer(1), TensorInput.high)
+    found = TensorInput(**read_declared(table, TensorInput, root))
     table.reject_unknown()
-    integer = re.fullmatch(r"(u?)int(\d+)", dtype)
-    if "high" in table.values and integer is None:
-        table.report(f"only integer inputs have an upper bound, and this one is {dtype}.", "high")
-    elif integer is not None and high > (limit := 2 ** (int(integer[2]) - (not integer[1]))):
-        table.report(f"expected at most {limit}, the bound of {dtype}, but it is {high}.", "high")
-    return TensorInput(shape, dtype, high)
+    for size in found.shape or ():
+        if isinstance(size, str) and size not in dims:
+            table.report(_undeclared(size, dims), "shape")
+            break
+    limit = upper_bound(found.dtype)
+    if "high" in table.values and limit is None:
+        table.report(f"only integer inputs have an upper bound, and this one is {found.dtype}.", "high")
+    elif limit is not None and found.high > limit:
+        table.report(f"expected at most {limit}, the bound of {found.dtype}, but it is {found.high}.", "high")
+    return found
 
 
-def _shape(dims: Mapping[str, Dim]) -> Callable[[Any], tuple[int | str, ...]]:
-    expected = 'a list of sizes and names of dims, such as ["batch", 3, 224, 224]'
-
-    def parse(value: Any) -> tuple[int | str, ...]:
-        if not isinstance(value, list):
-            raise toml.wrong(expected, value)
-        for size in value:
-            is_number = isinstance(size, int) and not isinstance(size, bool)
-            if is_number and 0 <= size <= toml.INT64_MAX:
-                continue
-            if not isinstance(size, str) or not size:
-                raise toml.WrongValueError(f"expected {expected}, but {toml.describe(size)} is in it.")
-            if size.isdecimal():
-                raise toml.WrongValueError(f'"{size}" is a string. Write the number {size} without quotes.')
-            if not size.isidentifier():
-                hint = "For a size that depends on others, write a callable as `inputs`."
-                raise toml.WrongValueError(f'expected {expected}, but "{size}" is neither. {hint}')
-            if size not in dims:
-                raise _undeclared(size, dims)
-        return tuple(value)
-
-    return parse
-
-
-def _dtype(value: Any) -> str:
-    expected = 'the name of a torch dtype, such as "float32" or "int64"'
-    text = toml.string(value, expected)
-    if text in DTYPES:
-        return text
-    name = text.removeprefix("torch.")
-    name = _DTYPE_ALIASES.get(name, name)
-    raise toml.wrong(expected, value, f' Write "{name}".' if name in DTYPES else did_you_mean(name, DTYPES))
-
-
-def _undeclared(name: str, dims: Mapping[str, Dim]) -> toml.WrongValueError:
+def _undeclared(name: str, dims: Mapping[str, Dim]) -> str:
     hint = did_you_mean(name, dims) or f" Declare it, as in dims = {{ {name} = {{ min = 1, max = 1024 }} }}."
-    return toml.WrongValueError(f'"{name}" is not in the `dims` of this model.{hint}')
+    return f'"{name}" is not in the `dims` of this model.{hint}'
 
 
 def _dynamic_shapes(model: toml.Table, dims: Mapping[str, Dim]) -> str | dict[str, Any] | list[Any] | None:
     value = model.values.get("dynamic-shapes")
     if not isinstance(value, dict | list):
-        example = 'a table such as { image = { 0 = "batch" } }, or '
-        return model.read("dynamic-shapes", toml.reference("example_project.ranker:dynamic_shapes", example), None)
+        return model.read("dynamic-shapes", _SETTINGS["dynamic_shapes"].kind.parse, None)
     model.known.append("dynamic-shapes")
     if _is_leaf(value):
         model.report('name the argument first, as in { image = { 0 = "batch" } }.', "dynamic-shapes")
@@ -176,9 +129,9 @@ def _dynamic_shape(key: str, value: Any, dims: Mapping[str, Dim], problems: list
 
 def _dim_name(dims: Mapping[str, Dim]) -> Callable[[Any], str]:
     def parse(value: Any) -> str:
-        name = toml.string(value, "the name of a dim")
+        name = string(value, "the name of a dim")
         if name not in dims:
-            raise _undeclared(name, dims)
+            raise toml.WrongValueError(_undeclared(name, dims))
         return name
 
     return parse

@@ -1,32 +1,31 @@
-"""What a project may write: the keys of `[tool.aoti]` and the variables `HATCH_AOTI_…`, and their validation.
+"""Reading what a project wrote under `[tool.aoti]` and in the variables `HATCH_AOTI_…`.
 
-`parse_settings` turns them into frozen dataclasses or reports every mistake at once. Nothing here depends on the
-order in which tables are written: every mapping is sorted by name, because the order of a TOML table has no meaning
-and the wheel must not depend on it.
+`parse_settings` turns them into the frozen dataclasses of `model`, whose fields declare what is accepted, or reports
+every mistake at once; what is said about several keys together is checked here. Nothing depends on the order in which
+tables are written: every mapping is sorted by name, because the order of a TOML table has no meaning and the wheel must
+not depend on it.
 
-`toml_values` reads and refuses single values, `input_settings` reads what a model says of its inputs. All three are
-imported by the build backend in every build, also by those that compile nothing, and are therefore written without
-pydantic, whose import alone costs more time than the hook is allowed to take.
+All this is imported by the build backend in every build, also by those that compile nothing, and is therefore written
+without pydantic, whose import alone costs more time than the hook is allowed to take.
 """
 
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import keyword
 import re
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import Problem, SettingsError, did_you_mean
 from hatch_aoti.settings import toml
 from hatch_aoti.settings.debugging import read_debugging
-from hatch_aoti.settings.environment import is_settled
+from hatch_aoti.settings.declaration import ENVIRONMENT_PREFIX, declared, read_declared
 from hatch_aoti.settings.inductor import check_inductor_configs, flatten_inductor_configs
 from hatch_aoti.settings.inputs import read_inputs
-from hatch_aoti.settings.model import Dim, ModelSettings, Settings, TensorInput, is_plain, plain
+from hatch_aoti.settings.model import ModelSettings, Settings, is_plain, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 __all__ = [
@@ -38,11 +37,6 @@ __all__ = [
     "shaping_variables",
 ]
 
-T = TypeVar("T")
-D = TypeVar("D")
-
-ENVIRONMENT_PREFIX = "HATCH_AOTI_"
-
 # What `_models.py` defines and imports.
 _ACCESSOR_NAMES = ("Any", "LoadError", "MODELS", "Model", "TYPE_CHECKING", "annotations", "load", "torch")
 
@@ -50,8 +44,20 @@ _ACCESSOR_NAMES = ("Any", "LoadError", "MODELS", "Model", "TYPE_CHECKING", "anno
 RESERVED_NAMES = frozenset(_ACCESSOR_NAMES) | {name for name in dir(builtins) if not name.startswith("_")}
 """Names that `_models.py` needs for itself, and which no model can have."""
 
-_DEVICES = ("cpu", "cuda", "auto")
-_CONSTANTS = ("embedded", "external")
+_PROJECT = declared(Settings)
+_MODEL = declared(ModelSettings)
+_VARIABLES = {item.variable: item for item in _PROJECT if item.variable}
+
+SHAPING_VARIABLES = (
+    *sorted(item.variable for item in _PROJECT if item.shapes_wheel),
+    "SOURCE_DATE_EPOCH",  # hatchling's, the times of the members
+)
+"""The variables that stand for settings, or for hatchling's, and change what is in the wheel."""
+
+# For the messages about a key in the wrong place. `model` outside of a model is more likely a misspelled `models`.
+_MODEL_KEYS = [item.key for item in _MODEL if item.key != "model"]
+_PROJECT_KEYS = [item.key for item in _PROJECT if not item.only_variable]
+_HATCHLING_KEYS = ("dependencies", "enable-by-default", "require-runtime-dependencies", "require-runtime-features")
 
 
 def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[str, str]) -> Settings:
@@ -66,50 +72,16 @@ def parse_settings(config: Mapping[str, Any], *, root: Path, environ: Mapping[st
     project = toml.Table("", config, problems).table("tool").table("aoti")
     environment = toml.Table("", _environment_values(environ), problems)
 
-    def read(key: str, parse: Callable[[Any], T], default: D) -> T | D:
-        return environment.read(_variable(key), parse, project.read(key, parse, default))
-
-    package = read("package", toml.package, None)
-    target = read("target", toml.target, ())
-    jobs = read("jobs", toml.integer(1), None)
-    cache_dir = read("cache-dir", toml.directory(root), None)
-    cache_size = read("cache-size", toml.size, 10 * 1000**3)
-    platform_tag = read("platform-tag", toml.platform_tag, None)
-    include_sources = read("include-sources", toml.boolean, default=False)
-    keep_intermediates = read("keep-intermediates", toml.boolean, default=False)
-    pass_environment = read("pass-environment", toml.variables(is_settled), ())
-    build_timeout = read("build-timeout", toml.integer(1), None)
-    skip = environment.read(_variable("skip"), toml.boolean, default=False)
-    trust_cache = environment.read(_variable("trust-cache"), toml.boolean, default=False)
-    models = _models(project, root=root, check_options=not skip)
-
-    elsewhere = dict.fromkeys(_MODEL_KEYS, "this key belongs to a model: write it under [tool.aoti.models.<name>].")
-    elsewhere["skip"] = "skipping is for a single build: set the variable HATCH_AOTI_SKIP=1 instead."
-    elsewhere["trust-cache"] = (
-        "a cache is trusted where it is: set the variable HATCH_AOTI_TRUST_CACHE=1 there instead."
-    )
-    project.reject_unknown(elsewhere)
-    problems += _unknown_variables(environment)
     debugging, wrong = read_debugging(environ, root)
     problems += wrong
+    apart = {"models": _models(project, root), "debugging": debugging}
+    values = read_declared(project, Settings, root, environment=environment, leave=apart)
+    elsewhere = dict.fromkeys(_MODEL_KEYS, "this key belongs to a model: write it under [tool.aoti.models.<name>].")
+    project.reject_unknown(elsewhere | {item.key: item.only_variable for item in _PROJECT if item.only_variable})
+    problems += _unknown_variables(environment)
     if problems:
         raise SettingsError(sorted(problems))
-    return Settings(
-        models=models,
-        package=package,
-        target=target,
-        jobs=jobs,
-        cache_dir=cache_dir,
-        cache_size=cache_size,
-        platform_tag=platform_tag,
-        include_sources=include_sources,
-        keep_intermediates=keep_intermediates,
-        pass_environment=pass_environment,
-        build_timeout=build_timeout,
-        skip=skip,
-        trust_cache=trust_cache,
-        debugging=debugging,
-    )
+    return Settings(**values)
 
 
 def shaping_variables(environ: Mapping[str, str]) -> dict[str, str]:
@@ -131,64 +103,13 @@ def check_hook_config(config: Mapping[str, Any]) -> list[Problem]:
     ]
 
 
-def _keys(settings: type[ModelSettings | Settings], *but: str) -> list[str]:
-    return [field.name.replace("_", "-") for field in dataclasses.fields(settings) if field.name not in but]
-
-
-# For the messages about a key in the wrong place. `model` outside of a model is more likely a misspelled `models`.
-_MODEL_KEYS = _keys(ModelSettings, "name", "model")
-_PROJECT_KEYS = _keys(Settings, "skip", "trust_cache", "debugging")
-_HATCHLING_KEYS = ("dependencies", "enable-by-default", "require-runtime-dependencies", "require-runtime-features")
-
-
 # --- Environment ----------------------------------------------------------------------------------------------------
 
 
-def _variable(key: str) -> str:
-    return ENVIRONMENT_PREFIX + key.upper().replace("-", "_")
-
-
-def _integer_text(text: str) -> int | str:
-    return int(text) if re.fullmatch(r"\s*[+-]?[0-9]{1,19}\s*", text) else text
-
-
-def _boolean_text(text: str) -> bool | str:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    return words.get(text.strip().lower(), text)
-
-
-def _list_text(text: str) -> list[str]:
-    return [item.strip() for item in text.split(",")]
-
-
-# How the text of a variable becomes the value that TOML would have; a text that does not fit is left for the key's
-# own check to refuse.
-_VARIABLES: Mapping[str, Callable[[str], Any]] = {
-    _variable("package"): str,
-    _variable("target"): _list_text,
-    _variable("jobs"): _integer_text,
-    _variable("cache-dir"): str,
-    _variable("cache-size"): str,
-    _variable("platform-tag"): str,
-    _variable("include-sources"): _boolean_text,
-    _variable("keep-intermediates"): _boolean_text,
-    _variable("pass-environment"): _list_text,
-    _variable("build-timeout"): _integer_text,
-    _variable("skip"): _boolean_text,
-    _variable("trust-cache"): _boolean_text,
-    _variable("sanitize"): str,  # see `debugging`
-}
-
-
-SHAPING_VARIABLES = (
-    *map(_variable, ("include-sources", "package", "pass-environment", "platform-tag", "target")),
-    "SOURCE_DATE_EPOCH",  # hatchling's, the times of the members
-)
-
-
 def _environment_values(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values that TOML would have, of all variables with the prefix that are not empty."""
     texts = {name: text for name, text in environ.items() if name.startswith(ENVIRONMENT_PREFIX) and text.strip()}
-    return {name: _VARIABLES.get(name, str)(text) for name, text in texts.items()}
+    return {name: _VARIABLES[name].kind.from_text(text) if name in _VARIABLES else text for name, text in texts.items()}
 
 
 def _unknown_variables(environment: toml.Table) -> list[Problem]:
@@ -206,7 +127,7 @@ def _unknown_variables(environment: toml.Table) -> list[Problem]:
 # --- Models ---------------------------------------------------------------------------------------------------------
 
 
-def _models(project: toml.Table, *, root: Path, check_options: bool) -> dict[str, ModelSettings]:
+def _models(project: toml.Table, root: Path) -> dict[str, ModelSettings]:
     if project.values.get("models", {}) == {}:
         project.report(
             "there is no model to compile. Add a table for each, such as\n"
@@ -218,7 +139,7 @@ def _models(project: toml.Table, *, root: Path, check_options: bool) -> dict[str
     models = project.table("models")
     _check_model_names(models)
     tables = models.tables("a table of its own for each model, [tool.aoti.models.<name>]")
-    entries = {name: _model(name, table, root, check_options=check_options) for name, table in tables.items()}
+    entries = {name: _model(name, table, root) for name, table in tables.items()}
     _check_bundles(entries, tables)
     return entries
 
@@ -284,62 +205,25 @@ def _model_name_problem(name: str) -> str:
     return f'"{name}" has a meaning of its own in _models.py. Choose another name.' if name in RESERVED_NAMES else ""
 
 
-# What a saved program has in it already.
-_IN_THE_PROGRAM = {
-    "model": "the program is the model, with its code",
-    "weights": "the weights are in the program",
-    "inputs": "the inputs are the example inputs in the program",
-    "dims": "the ranges of sizes are in the program",
-    "dynamic-shapes": "which sizes are dynamic is in the program",
-}
-
-
 def _reject_in_program(table: toml.Table) -> None:
     """Report the keys that a saved program leaves nothing to say about."""
-    for key, reason in _IN_THE_PROGRAM.items():
-        table.known.append(key)
-        if key in table.values:
-            table.report(f"not with `exported`: {reason}. Remove one of the two keys.", key)
+    for item in _MODEL:
+        if item.in_program:
+            table.known.append(item.key)
+            if item.key in table.values:
+                table.report(f"not with `exported`: {item.in_program}. Remove one of the two keys.", item.key)
     if table.values.get("device") == "auto":
         table.report('not with `exported`: a program is for one device. Write "cpu" or "cuda".', "device")
 
 
-def _model(name: str, table: toml.Table, root: Path, *, check_options: bool) -> ModelSettings:
-    exported = table.read("exported", toml.program(root), None)
-    model = ""
-    inputs: str | dict[str, TensorInput] = {}
-    dims: dict[str, Dim] = {}
-    dynamic_shapes = None
+def _model(name: str, table: toml.Table, root: Path) -> ModelSettings:
+    apart: dict[str, Any] = {"inductor_configs": _inductor_configs(table)}
     if "exported" in table.values:
         _reject_in_program(table)
+        apart |= {"model": "", "inputs": {}, "dims": {}, "dynamic_shapes": None, "weights": None}
     else:
-        inputs, dims, dynamic_shapes = read_inputs(table)
-        model = table.require(
-            "model",
-            toml.reference("example_project.digits:DigitsNet"),
-            "",
-            missing='write where the model is defined, such as model = "example_project.digits:DigitsNet"; or name a '
-            'program saved by torch.export.save, as in exported = "programs/digits.pt2".',
-        )
-    settings = ModelSettings(
-        name=name,
-        model=model,
-        exported=exported,
-        weights=None if "exported" in table.values else table.read("weights", toml.weights(root), None),
-        inputs=inputs,
-        dims=dims,
-        dynamic_shapes=dynamic_shapes,
-        device=table.read("device", toml.choice(_DEVICES), "cpu"),
-        inductor_configs=_inductor_configs(table, check_options=check_options),
-        seed=table.read("seed", toml.integer(0), 0),
-        verify=table.read("verify", toml.boolean, default=True),
-        rtol=table.read("rtol", toml.tolerance, None),
-        atol=table.read("atol", toml.tolerance, None),
-        num_runners=table.read("num-runners", toml.integer(1), 1),
-        optimize=table.read("optimize", toml.boolean, None),
-        constants=table.read("constants", toml.choice(_CONSTANTS), None),
-        bundle=table.read("bundle", toml.file_stem("vision"), None),
-    )
+        apart["inputs"], apart["dims"], apart["dynamic_shapes"] = read_inputs(table, root)
+    settings = ModelSettings(name=name, **read_declared(table, ModelSettings, root, leave=apart))
     if settings.constants == "external" and (settings.optimize or settings.inductor_configs.get("freezing")):
         table.report(
             'constants outside the compiled object cannot be prepacked into it. Drop `constants = "external"`, or set '
@@ -350,7 +234,7 @@ def _model(name: str, table: toml.Table, root: Path, *, check_options: bool) -> 
     return settings
 
 
-def _inductor_configs(model: toml.Table, *, check_options: bool) -> dict[str, Any]:
+def _inductor_configs(model: toml.Table) -> dict[str, Any]:
     options = flatten_inductor_configs(model.read("inductor-configs", toml.mapping(), {}))
     key = toml.join(model.key, "inductor-configs")
     configs: dict[str, Any] = {}
@@ -362,9 +246,5 @@ def _inductor_configs(model: toml.Table, *, check_options: bool) -> dict[str, An
         else:
             error = toml.wrong("a boolean, a finite number, a string or a list", value)
             model.problems.append(Problem(f"{key}.{name}", str(error)))
-    if check_options:
-        model.problems += check_inductor_configs(configs, key)
+    model.problems += check_inductor_configs(configs, key)
     return configs
-
-
-# --- Plain data ----------------------------------------------------------------------------------------------------
