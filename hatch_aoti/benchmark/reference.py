@@ -60,7 +60,7 @@ def _write(payload: Mapping[str, Any], call: Any, answers: Any, entry: Any) -> l
     import torch
 
     from hatch_aoti.benchmark.contender import leaves
-    from hatch_aoti.job.verify import tolerances
+    from hatch_aoti.job.comparison import tolerances
     from hatch_aoti.settings.model import ModelSettings
 
     entry = entry or ModelSettings(payload["model"], "", {})
