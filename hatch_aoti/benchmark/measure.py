@@ -17,6 +17,7 @@ from hatch_aoti.benchmark.figures import Machine, Report
 from hatch_aoti.benchmark.measure_model import measure_model
 from hatch_aoti.benchmark.sizes import read_manifest
 from hatch_aoti.errors import AotiError, did_you_mean
+from hatch_aoti.wheel.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +43,7 @@ def measure_project(
         builds, wheel = build_wheels(bench, project, names)
         site = unpacked(wheel, scratch / "site")
         folder = site.joinpath(*project.layout.package.split("."))
-        if not (folder / "_models.json").is_file():
+        if not (folder / MANIFEST).is_file():
             raise AotiError(
                 "the wheel has no compiled models: turn the build hook on with [tool.hatch.build.targets.wheel.hooks."
                 "aoti] in pyproject.toml"
@@ -105,7 +106,7 @@ def _chosen(asked: Sequence[str], available: Mapping[str, Any]) -> list[str]:
 
 
 def _require_cpu(folder: Path, name: str) -> None:
-    device = read_manifest(folder)["models"][name]["device"]
+    device = read_manifest(folder).models[name].device
     if device != "cpu":
         raise AotiError(
             f"`{name}` is compiled for {device}, and bench measures models for the CPU; leave it out with --model"

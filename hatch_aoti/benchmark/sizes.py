@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import json
 import zipfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hatch_aoti.benchmark.contenders import CONTENDERS
 from hatch_aoti.benchmark.figures import OURS
+from hatch_aoti.wheel.manifest import MANIFEST, parse_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from hatch_aoti.benchmark.bench import Bench, Subject
+    from hatch_aoti.wheel.manifest import Manifest
 
 __all__ = ["artifact_bytes", "read_manifest"]
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of the models in a package's folder."""
-    manifest: dict[str, Any] = json.loads((folder / "_models.json").read_text(encoding="utf-8"))
-    return manifest
+    return parse_manifest((folder / MANIFEST).read_bytes())
 
 
 def artifact_bytes(bench: Bench, subject: Subject, key: str) -> int | None:
     """Return the size of what a contender loads; None if that is the source. Models share the file of constants."""
     if key == OURS or not subject.source:
         manifest = read_manifest(subject.folder)
-        model = manifest["models"][subject.name]
-        size = sum(_entry_bytes(subject.folder / item["file"], item["entry"]) for item in model["artifacts"])
-        if model["external_constants"]:
-            size += _constants_bytes(subject.folder / manifest["constants_file"]["file"], subject.name)
+        model = manifest.models[subject.name]
+        size = sum(_entry_bytes(subject.folder / item.file, item.entry) for item in model.artifacts)
+        if model.external_constants and manifest.constants_file is not None:
+            size += _constants_bytes(subject.folder / manifest.constants_file.file, subject.name)
         return size
     suffix = CONTENDERS[key].artifact
     files = [

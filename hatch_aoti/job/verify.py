@@ -19,6 +19,7 @@ from hatch_aoti.errors import ModelError
 from hatch_aoti.export.operators import reading_operators
 from hatch_aoti.job.comparison import Comparison, equal
 from hatch_aoti.job.samples import Samples, special_values, with_value
+from hatch_aoti.job.values import Measured, NotVerified, Verified
 from hatch_aoti.runtime.calls import DEFAULT, caller
 from hatch_aoti.runtime.contract import Constant
 from hatch_aoti.runtime.models import give_constants, map_constants
@@ -40,15 +41,10 @@ _MOST_SPECIAL = 32
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What was checked (`record`, for the manifest: the same on every machine), and the largest error seen there.
+    """What was checked (`record`, for the manifest: the same on every machine), and what was measured meanwhile."""
 
-    `undefined_on` are the calls with infinity or NaN in them for which compiled code gives numbers where eager gives
-    NaN, or other integers: which of these comes of them may depend on the CPU.
-    """
-
-    record: dict[str, Any]
-    max_error: float | None
-    undefined_on: tuple[str, ...] = ()
+    record: Verified | NotVerified
+    measured: Measured
 
 
 def verify_artifact(
@@ -69,7 +65,7 @@ def verify_artifact(
     import torch
 
     if not entry.verify:
-        return Verification({"enabled": False}, None)
+        return Verification(NotVerified(), Measured(None))
     report_stage("verify")
     check = _Check(package, constants, source, signature, entry, device)
     try:
@@ -87,8 +83,8 @@ def verify_artifact(
             hint="eager forward() works on the same inputs, so this is a fault of the compiled model; "
             "`inductor-configs` may get around it",
         ) from error
-    record = {"enabled": True, "calls": check.calls, "rtol": entry.rtol, "atol": entry.atol}
-    return Verification(record, check.comparison.max_error, tuple(check.comparison.undefined_on))
+    record = Verified(check.calls, entry.rtol, entry.atol)
+    return Verification(record, Measured(check.comparison.max_error, tuple(check.comparison.undefined_on)))
 
 
 class _Check:
