@@ -20,7 +20,9 @@ from hatch_aoti.artifact.cache import Cache, file_digest, open_cache
 from hatch_aoti.build import pipeline
 from hatch_aoti.build.progress import Reporter
 from hatch_aoti.build.workers import Job, Outcome
+from hatch_aoti.codec import unpack
 from hatch_aoti.errors import AotiError
+from hatch_aoti.job.values import ModelJob
 from hatch_aoti.plugin.project import build_project, open_project
 
 SUMS = "SHA256SUMS.json"
@@ -30,7 +32,7 @@ PATIENCE = 120  # seconds; not what is tested, only an end to waiting for a FIFO
 def results_in(clean: Path) -> dict[str, dict]:
     """Return what the workers said at the build that filled the clean cache, by model."""
     notes = [json.loads(path.read_bytes().partition(b"\n")[2])[0] for path in clean.glob("notes/*/*.json")]
-    return {note["name"]: note for note in notes}
+    return {note["value"]["name"]: note for note in notes}
 
 
 def finished_jobs(clean: Path, remade: list[str]):
@@ -38,7 +40,7 @@ def finished_jobs(clean: Path, remade: list[str]):
     results = results_in(clean)
 
     def make(job: Job) -> Outcome:
-        cache, result = Cache(Path(job.payload["cache"])), results[job.name]
+        cache, result = Cache(unpack(ModelJob, job.payload).cache), results[job.name]["value"]
         for artifact in result["artifacts"]:
             with cache.lock(artifact["key"]):
                 if cache.get(artifact["key"]) is None:
@@ -50,7 +52,7 @@ def finished_jobs(clean: Path, remade: list[str]):
             place = cache.place(artifact["key"])
             artifact["path"] = str(place / Path(artifact["path"]).name)
             artifact["constants"] = artifact["constants"] and str(place / Path(artifact["constants"]).name)
-        return Outcome(job, result, 0, "done")
+        return Outcome(job, {"codec": results[job.name]["codec"], "value": {"result": result}}, 0, "done")
 
     return lambda jobs, **_: [make(job) for job in jobs]
 

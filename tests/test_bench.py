@@ -17,8 +17,9 @@ import pytest
 import torch
 from conftest import TINY_PYPROJECT, Ran, run, run_python, snapshot, write_files
 
-from hatch_aoti.benchmark import measure, reference, wheel
-from hatch_aoti.benchmark.contender import CONTENDERS, leaves
+from hatch_aoti.benchmark import options, reference, wheel
+from hatch_aoti.benchmark.answers import compare_answers, leaves
+from hatch_aoti.benchmark.contenders import CONTENDERS
 from hatch_aoti.benchmark.figures import Builds, ContenderFigures, Machine, ModelFigures, Report, Spread
 from hatch_aoti.benchmark.processes import ContenderError, Fresh
 from hatch_aoti.benchmark.table import human_time
@@ -45,10 +46,10 @@ SHORTER = {"TORCHINDUCTOR_VEC_ISA_OK": "1"}
 QUICK = """
 import sys
 from hatch_aoti.runtime.models import Model
-from hatch_aoti.benchmark import measure
+from hatch_aoti.benchmark import measure_model
 from hatch_aoti.cli import main
 
-measure._PROCESSES = 2
+measure_model._PROCESSES = 2
 sys.argv[1:] = ["bench", *{arguments!r}, "--repeats", "1", "--rounds", "1"]
 main()
 """
@@ -173,13 +174,11 @@ def test_a_wrong_answer_is_marked(tmp_path: Path):
 
 
 def test_answers_are_compared_leaf_by_leaf(tmp_path: Path):
-    from hatch_aoti.benchmark.contender import _compare
-
     expected = [torch.ones(4), torch.tensor([1, 2])]
     torch.save((expected, [(1e-3, 1e-4), (0.0, 0.0)]), tmp_path / "answers.pt")
 
     def difference(*got: Any) -> str:
-        return _compare(got, os.fspath(tmp_path / "answers.pt"))["difference"]
+        return compare_answers(got, os.fspath(tmp_path / "answers.pt"))["difference"]
 
     assert difference(torch.ones(4) + 1e-5, torch.tensor([1, 2])) == ""
     assert (
@@ -234,14 +233,14 @@ def test_a_contender_with_a_file_of_its_own_answers_as_eager_does(
     code = f"""
     import json
     from pathlib import Path
-    from hatch_aoti.benchmark import contender, reference
+    from hatch_aoti.benchmark import preparation, reference
     from hatch_aoti.plugin.project import open_project
 
     root = Path({os.fspath(tiny)!r})
     entry = open_project(root, environ={{}}).settings.models["scale"].to_json()
     common = {{"root": str(root), "roots": {{"paths": [str(root)], "packages": {{}}}}, "directory": {os.fspath(tmp_path)!r}}}
     reference.from_module({{**common, "entry": entry}})
-    assert contender.prepare_all({{**common, "contender": {key!r}, "entries": [entry]}}) == {{"scale": None}}
+    assert preparation.prepare_all({{**common, "contender": {key!r}, "entries": [entry]}}) == {{"scale": None}}
     """
     run_python(code, environ=environ).check()
     task = {
@@ -250,7 +249,7 @@ def test_a_contender_with_a_file_of_its_own_answers_as_eager_does(
     }  # fmt: skip
     with Fresh(task, tmp_path, environ=environ, cwd=tmp_path) as process:
         steps = process.answer()
-        assert steps["started"] < steps["imported"] < steps["begun"] < steps["loaded"] < steps["answered"]
+        assert process.spawned < steps["imported"] < steps["begun"] < steps["loaded"] < steps["answered"]
         assert process.ask("compare", answers=os.fspath(tmp_path / reference.ANSWERS))["difference"] == ""
 
 
@@ -327,7 +326,7 @@ def test_a_wrong_name_is_an_error_that_says_what_there_is(
 
 def test_a_package_cannot_be_compared_with_what_needs_its_source():
     with pytest.raises(AotiError, match=r"`eager` needs the model's source.*there are: hatch-aoti, aotinductor"):
-        measure.available_contenders(["eager"], package=True)
+        options.available_contenders(["eager"], package=True)
     ran = bench("--package", "no_such_package")
     assert ran.returncode == 1
     assert "no_such_package._models cannot be imported here" in ran.output
@@ -336,9 +335,9 @@ def test_a_package_cannot_be_compared_with_what_needs_its_source():
 def test_a_contender_that_is_not_installed_is_left_out_and_refused_by_name(monkeypatch: pytest.MonkeyPatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else found(name))
-    assert measure.available_contenders([], package=False) == tuple(key for key in CONTENDERS if key != "onnxruntime")
+    assert options.available_contenders([], package=False) == tuple(key for key in CONTENDERS if key != "onnxruntime")
     with pytest.raises(AotiError, match=r'needs .*onnxruntime.*pip install "hatch-aoti\[bench\]"'):
-        measure.available_contenders(["onnxruntime"], package=False)
+        options.available_contenders(["onnxruntime"], package=False)
 
 
 def test_a_plot_without_matplotlib_is_refused_before_anything_is_measured(tiny: Path, environ: dict[str, str]):

@@ -22,8 +22,10 @@ from hatch_aoti.artifact.archive import read_package, write_package
 from hatch_aoti.artifact.cache import Cache
 from hatch_aoti.build.report import note_equal_weights
 from hatch_aoti.compiler.target import Target
+from hatch_aoti.compiler.toolchain import ToolchainRecord
 from hatch_aoti.errors import AotiError
-from hatch_aoti.job.values import Artifact, ModelResult
+from hatch_aoti.job.values import Artifact, ArtifactRecord, Measured, ModelResult, NotVerified
+from hatch_aoti.runtime.contract import Constant, Signature
 from hatch_aoti.settings.model import ModelSettings
 from hatch_aoti.wheel.model_files import locate_models
 
@@ -231,11 +233,13 @@ def result(directory: Path, name: str, *, size: int = 0, constants: str = "", ex
         path.parent.mkdir(parents=True, exist_ok=True)
         files = {**FILES, "model.cpp": f"// {name} for {target.name}".encode()}  # as with `include-sources`
         write_package(path, {"model": files})
-        record = {"constants": constants}
-        artifacts.append(
-            Artifact(target.name, "", str(path), external, size, cached=False, record=record, max_error=None)
-        )
-    return ModelResult(name, "cpu", {}, tuple(artifacts))
+        kept = None if external is None else path.with_name(external)
+        record = ArtifactRecord(
+            program="", constants=constants, target=target, toolchain=ToolchainRecord(compiler="", torch="", torch_git=""),
+            options={}, seed=0, verified=NotVerified(),
+        )  # fmt: skip
+        artifacts.append(Artifact(target.name, "", path, kept, size, False, record, Measured(None)))
+    return ModelResult(name, "cpu", Signature((), Constant(None)), tuple(artifacts))
 
 
 def test_each_target_has_an_archive_of_its_own_with_all_files_of_its_models(tmp_path: Path):
@@ -266,7 +270,7 @@ def test_a_bundle_is_put_together_anew_when_a_part_is_another(tmp_path: Path):
     first = locate_models(results, entries, TARGETS, cache)
     assert locate_models(results, entries, TARGETS, cache) == first
     [part, _] = results[0].artifacts
-    write_package(Path(part.path), {"model": {**FILES, "model.so": b"\x7fELF, another"}})
+    write_package(part.path, {"model": {**FILES, "model.so": b"\x7fELF, another"}})
     second = locate_models(results, entries, TARGETS, cache)
     changed = [key for key in first if first[key] != second[key]]
     assert changed == [("a", part.target), ("b", part.target)]
@@ -275,7 +279,7 @@ def test_a_bundle_is_put_together_anew_when_a_part_is_another(tmp_path: Path):
 
 def test_a_damaged_part_is_named_and_leaves_no_bundle(tmp_path: Path):
     results = [result(tmp_path, "a")]
-    part = Path(results[0].artifacts[0].path)
+    part = results[0].artifacts[0].path
     os.truncate(part, 100)
     with pytest.raises(AotiError, match=f"{part.name} is not a zip archive, or it is damaged"):
         locate_models(results, {"a": settings("a", "ab")}, TARGETS, Cache(tmp_path / "cache"))

@@ -27,8 +27,10 @@ from hatch_aoti.artifact.archive import write_package
 from hatch_aoti.artifact.cache import Cache, open_cache
 from hatch_aoti.build import known, pipeline
 from hatch_aoti.build.progress import Reporter
+from hatch_aoti.codec import decode, encode, pack
 from hatch_aoti.compiler.gpu import (
     BuilderGpu,
+    GpuRecord,
     _ask_torch,
     _toolkit,
     architectures,
@@ -38,11 +40,12 @@ from hatch_aoti.compiler.gpu import (
 )
 from hatch_aoti.compiler.optimize import Plan, make_plan
 from hatch_aoti.compiler.target import resolve_targets
+from hatch_aoti.compiler.toolchain import ToolchainRecord
 from hatch_aoti.errors import AotiError
 from hatch_aoti.export.program import export_model
 from hatch_aoti.export.signature import read_signature
 from hatch_aoti.job import run as job
-from hatch_aoti.job.values import Artifact, ModelRequest, ModelResult
+from hatch_aoti.job.values import Artifact, ArtifactRecord, Measured, ModelRequest, ModelResult, Verified
 from hatch_aoti.plugin.project import build_project, open_project
 from hatch_aoti.runtime import arguments
 from hatch_aoti.runtime.contract import Parameter, Signature, Size, TensorInput, TensorOutput
@@ -63,6 +66,15 @@ A100 = BuilderGpu("NVIDIA A100", "8.0", "12.6", "3.7.0", "Build cuda_12.6")
 H100 = BuilderGpu("NVIDIA H100", "9.0", "12.6", "3.7.0", "Build cuda_12.6")
 TARGETS = resolve_targets(("x86-64-v2",), system="linux", machine="x86_64", builder_features=BASELINE)
 MULTI = {"aot_inductor.emit_multi_arch_kernel": True}
+RECORD = ArtifactRecord(
+    program="0" * 64,
+    constants="0" * 64,
+    target=TARGETS[0],
+    toolchain=ToolchainRecord(compiler="g++", torch="2.13.0+cu126", torch_git=""),
+    options={},
+    seed=0,
+    verified=Verified(2, None, None),
+)
 
 
 def entry(name="scale", **settings: Any) -> ModelSettings:
@@ -200,7 +212,8 @@ def test_results_of_another_machine_are_not_taken_for_this_ones(tmp_path, monkey
             digest="the same",
             plan=Plan(freeze=False, external=False, inline=True),
         )
-        plain = ModelRequest(**json.loads(json.dumps(dataclasses.asdict(request))))
+        plain = decode(ModelRequest, json.loads(json.dumps(encode(request))))
+        assert plain == request
         work = job.ModelJob(
             plain, tmp_path, tmp_path / "c", tmp_path, tmp_path, Debugging(), bypass_cache=False, environ=environ
         )
@@ -213,8 +226,8 @@ def make_nothing(_job, _exported, _target, _toolchain, _options, file_name, dire
     (directory / "entry").mkdir()
     for name, text in {
         file_name: "",
-        "artifact.json": "{}",
-        "measured.json": '{"max_error": null, "undefined_on": []}',
+        "artifact.json": json.dumps(pack(RECORD)),
+        "measured.json": json.dumps(pack(Measured(None))),
     }.items():
         (directory / "entry" / name).write_text(text, encoding="utf-8")
 
@@ -280,17 +293,10 @@ def gpu_bundle(tmp_path):
     artifact = tmp_path / "scale.pt2"
     # Any shared object will do: nothing here loads it.
     write_package(artifact, {"model": {"model.wrapper.so": Path(torch._C.__file__)}})
-    record = {
-        "target": dataclasses.asdict(TARGETS[0]),
-        "toolchain": {"torch": "2.13.0+cu126", "compiler": "g++", "compiler_arguments": ""},
-        "verified": {"enabled": True},
-        "program": "0" * 64,
-        "constants": "0" * 64,
-    }
-    gpu = {**dataclasses.asdict(A100), "architectures": list(architectures(A100, MULTI))}
-    made = Artifact(TARGETS[0].name, "key", str(artifact), None, 8, False, record, None)
+    gpu = GpuRecord(**dataclasses.asdict(A100), architectures=architectures(A100, MULTI))
+    made = Artifact(TARGETS[0].name, "key", artifact, None, 8, False, RECORD, Measured(None))
     return make_bundle(
-        [ModelResult("scale", "cuda", ON_GPU.to_json(), (made,), gpu=gpu)],
+        [ModelResult("scale", "cuda", ON_GPU, (made,), gpu=gpu)],
         {"scale": entry(device="cuda")},
         TARGETS,
         package="tiny",

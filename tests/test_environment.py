@@ -136,7 +136,7 @@ def test_what_is_let_through_is_in_every_key_and_the_manifest_if_a_tool_reads_it
         assert passed.variables[name] == value
         assert tool_variables(passed.variables) == {name: digest}
         if name not in TRAPS:
-            assert find_toolchain(passed.variables).record()["environment"] == {name: digest}
+            assert find_toolchain(passed.variables).record().environment == {name: digest}
 
 
 def test_workers_get_what_they_need_and_names_of_what_they_do_not_get():

@@ -306,7 +306,7 @@ def crafted(change: Callable[[World, Any], Any]) -> Callable[[World], None]:
 
 def with_key(key: Any) -> Callable[[World, Any], Any]:
     def change(world: World, notes: Any) -> Any:
-        notes[0]["artifacts"][0]["key"] = key.format(here=world.directory) if isinstance(key, str) else key
+        notes[0]["value"]["artifacts"][0]["key"] = key.format(here=world.directory) if isinstance(key, str) else key
         return notes
 
     return change
@@ -314,7 +314,7 @@ def with_key(key: Any) -> Callable[[World, Any], Any]:
 
 def with_part(part: str, value: Any) -> Callable[[World, Any], Any]:
     def change(_: World, notes: Any) -> Any:
-        notes[0][part] = value
+        notes[0]["value"][part] = value
         return notes
 
     return change
@@ -322,7 +322,8 @@ def with_part(part: str, value: Any) -> Callable[[World, Any], Any]:
 
 def with_path(name: str) -> Callable[[World, Any], Any]:
     def change(world: World, notes: Any) -> Any:
-        notes[0]["artifacts"][0] |= {"path": f"{world.directory}/{name}", "constants": f"{world.directory}/{name}"}
+        elsewhere = f"{world.directory}/{name}"
+        notes[0]["value"]["artifacts"][0] |= {"path": elsewhere, "constants": elsewhere}
         return notes
 
     return change

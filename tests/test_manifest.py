@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import io
@@ -19,6 +20,8 @@ from conftest import REPOSITORY, run_python
 import hatch_aoti
 from hatch_aoti.compiler.gpu import BuilderGpu
 from hatch_aoti.export.digests import constants_digest, program_digest
+from hatch_aoti.wheel.inspection import inspect_path
+from hatch_aoti.wheel.manifest import FileRecord, ManifestError, parse_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,6 +119,101 @@ def test_every_key_of_the_manifest_is_documented(manifest: dict[str, Any]):
     keys |= {f"target.{key}" for key in artifact["target"]}
     keys |= {f"gpu.{field.name}" for field in dataclasses.fields(BuilderGpu)} | {"gpu.architectures"}
     assert documented == {*keys, "constants_file", "debug"}
+
+
+# Keys that came after the first manifests of this format, by where they are.
+LATER = {
+    "": ("environment", "files"),
+    "models": ("bundle", "exported", "external_constants", "gpu", "operators", "sources", "weights"),
+    "artifacts": ("entry", "folded_on", "id"),
+    "toolchain": ("compiler_arguments", "environment"),
+}
+
+
+def older(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest as the first ones of this format were."""
+
+    def without(data: dict[str, Any], where: str) -> dict[str, Any]:
+        return {key: value for key, value in data.items() if key not in LATER[where]}
+
+    models = {}
+    for name, model in manifest["models"].items():
+        artifacts = [
+            {**without(artifact, "artifacts"), "toolchain": without(artifact["toolchain"], "toolchain")}
+            for artifact in model["artifacts"]
+        ]
+        models[name] = {**without(model, "models"), "artifacts": artifacts}
+    return {**without(manifest, ""), "models": models}
+
+
+def test_what_is_written_is_what_is_read(example_wheel: Path):
+    with zipfile.ZipFile(example_wheel) as archive:
+        text = archive.read("example_project/_models.json")
+    read = parse_manifest(text)
+    assert read.render().encode() == text
+    assert read.models["digits"].artifacts[0].target.name == "x86-64-v3"
+    assert read.models["digits"].signature.inputs[0].dtype == "float32"
+
+
+def test_constants_and_marks_of_a_debug_build_are_there_only_where_there_are_any(manifest: dict[str, Any]):
+    assert not {"debug", "constants_file"} & manifest.keys()
+    more = {"debug": {"A": "1"}, "constants_file": {"file": "_models.safetensors", "sha256": "ab", "bytes": 2}}
+    text = json.dumps({**manifest, **more}, indent=2, sort_keys=True) + "\n"
+    read = parse_manifest(text.encode())
+    assert read.render() == text
+    assert read.model_files()["_models.safetensors"] == FileRecord("ab", 2)
+    assert "_models.safetensors" not in parse_manifest(json.dumps(manifest).encode()).model_files()
+
+
+def test_an_older_manifest_is_read_and_what_it_does_not_say_is_not_made_up(
+    manifest: dict[str, Any], example_wheel: Path, tmp_path: Path
+):
+    data = json.dumps(older(manifest)).encode()
+    read = parse_manifest(data)
+    assert (read.files, read.environment) == ({}, None)
+    [artifact] = read.models["digits"].artifacts
+    assert (artifact.entry, artifact.id) == ("model", "")
+    with zipfile.ZipFile(example_wheel) as archive:
+        archive.extractall(tmp_path)
+    expected = inspect_path(tmp_path / "example_project")
+    (tmp_path / "example_project" / "_models.json").write_bytes(data)
+    assert inspect_path(tmp_path / "example_project") == expected
+    with pytest.raises(ManifestError, match="did not record the hashes of all files"):
+        read.all_files()
+
+
+def test_a_newer_manifest_of_the_same_format_is_read_without_what_is_new(manifest: dict[str, Any]):
+    newer = copy.deepcopy(manifest)
+    newer["news"] = newer["models"]["digits"]["news"] = newer["models"]["digits"]["artifacts"][0]["news"] = [1]
+    assert parse_manifest(json.dumps(newer).encode()) == parse_manifest(json.dumps(manifest).encode())
+
+
+WRONG = {
+    "missing": (lambda manifest: manifest.pop("package"), "it has no 'package'"),
+    "of a wrong type": (lambda manifest: manifest.update(files={"a": 5}), "files.a must be an object, not 5"),
+    "missing in a model": (
+        lambda manifest: manifest["models"]["digits"].pop("device"),
+        "models.digits has no 'device'",
+    ),
+    "no signature": (
+        lambda manifest: manifest["models"]["digits"].update(signature={}),
+        "models.digits.signature is no",
+    ),
+    "no verdict": (
+        lambda manifest: manifest["models"]["digits"]["artifacts"][0].update(verified={"enabled": 1}),
+        "models.digits.artifacts[0].verified.enabled must be False, not 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("harm", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_in_a_manifest_is_named(harm: Any, message: str, manifest: dict[str, Any]):
+    harmed = copy.deepcopy(manifest)
+    harm(harmed)
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(json.dumps(harmed).encode())
+    assert str(caught.value).startswith("is not a manifest of hatch-aoti, or it is damaged: ")
+    assert message in str(caught.value)
 
 
 def test_an_older_torch_is_refused_with_both_versions(installed_example: Path):

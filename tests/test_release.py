@@ -28,6 +28,7 @@ from hatch_aoti.errors import AotiError
 from hatch_aoti.wheel.check import check_wheel
 from hatch_aoti.wheel.diff import compare_wheels
 from hatch_aoti.wheel.inspection import inspect_path
+from hatch_aoti.wheel.manifest import parse_manifest
 from hatch_aoti.wheel.rebuild import find_source, read_release, reproduce
 from hatch_aoti.wheel.sbom import render_sbom
 
@@ -326,7 +327,7 @@ MANIFESTS = {
     "a number without end": (b'{"schema": ' + b"1" * 5000 + b"}", "limit"),
     "no text": (b"\xff\xfe", "can't decode"),
     "too much": (b" " * (17 << 20), "more than"),
-    "a list": (b"[]", "list indices"),
+    "a list": (b"[]", "it must be an object, not []"),
     "an order to the terminal": (b'{"schema": "\\u001b[31m"}', r"\x1b[31m"),
 }
 
@@ -677,7 +678,8 @@ def test_the_bill_of_materials_has_what_the_manifest_has(members: Members):
     assert all(set(on) <= depends.keys() for on in depends.values())
     assert depends["model:digits"] == ["file:digits.pt2"]
     assert "file:weights/digits.safetensors" in depends["file:digits.pt2"]
-    again = render_sbom(manifest, name="example-project", version="0.1.0", hatchling=document_hatchling(components))
+    described = parse_manifest(members[MANIFEST])
+    again = render_sbom(described, name="example-project", version="0.1.0", hatchling=document_hatchling(components))
     assert again.encode() == members[f"{INFO}/sboms/hatch-aoti.cdx.json"]
 
 
@@ -694,7 +696,7 @@ def document_hatchling(components: dict[str, Any]) -> str:
 
 
 def test_another_content_has_another_serial_number(members: Members):
-    manifest = json.loads(members[MANIFEST])
+    manifest = parse_manifest(members[MANIFEST])
     serials = {
         json.loads(render_sbom(manifest, name=name, version="1", hatchling="1"))["serialNumber"] for name in ("a", "b")
     }

@@ -62,7 +62,7 @@ def test_a_compiler_runs_in_the_environment_that_models_are_compiled_in(tmp_path
 def test_variables_of_tools_are_recorded_by_hash_and_others_are_not(tmp_path: Path):
     environ = script(tmp_path, "echo 1")
     first = find_toolchain({**environ, "CPATH": "/secret/path", "OMP_NUM_THREADS": "3", "MODEL_VARIANT": "x"})
-    assert sorted(first.record()["environment"]) == ["CPATH", "OMP_NUM_THREADS"]
+    assert sorted(first.record().environment) == ["CPATH", "OMP_NUM_THREADS"]
     assert "/secret/path" not in str(first.record())
     assert first.record() != find_toolchain({**environ, "CPATH": "/y", "OMP_NUM_THREADS": "3"}).record()
 

@@ -14,6 +14,7 @@ from hatch_aoti.export import operators
 from hatch_aoti.export.program import ExportedModel
 from hatch_aoti.export.signature import read_signature
 from hatch_aoti.job import verify
+from hatch_aoti.job.values import Measured, NotVerified, Verified
 from hatch_aoti.settings.model import ModelSettings
 
 
@@ -58,8 +59,8 @@ def batch(low, high):
 
 def test_a_right_model_passes_and_the_record_has_no_measured_number(monkeypatch):
     verification, _ = checked(monkeypatch, Double(), (torch.randn(8, 3),), batch(1, 64))
-    assert verification.record == {"enabled": True, "calls": 16, "rtol": None, "atol": None}
-    assert verification.max_error == 0.0
+    assert verification.record == Verified(16, rtol=None, atol=None)
+    assert verification.measured == Measured(0.0)
 
 
 def test_both_ends_of_every_range_and_points_between_are_tried(monkeypatch):
@@ -95,7 +96,7 @@ def test_rounding_passes_and_tolerances_can_be_set(monkeypatch):
         return [results[0] * (1 + 1e-5)]
 
     verification, _ = checked(monkeypatch, Double(), (torch.ones(4),), spoil=spoil)
-    assert verification.max_error == pytest.approx(2e-5, rel=0.01)
+    assert verification.measured.max_error == pytest.approx(2e-5, rel=0.01)
     with pytest.raises(ModelError, match="allowed"):
         checked(monkeypatch, Double(), (torch.ones(4),), spoil=spoil, rtol=1e-6, atol=0.0)
 
@@ -132,7 +133,7 @@ class Unsure(nn.Module):
 
 def test_nan_and_infinity_are_answers_too(monkeypatch):
     verification, _ = checked(monkeypatch, Unsure(), (torch.tensor([0.0, 1.0]),))
-    assert verification.max_error == 0.0
+    assert verification.measured.max_error == 0.0
 
 
 class Counter(nn.Module):
@@ -159,7 +160,7 @@ def test_state_that_is_not_kept_is_named(monkeypatch):
 
 def test_state_that_is_kept_passes(monkeypatch):
     verification, _ = checked(monkeypatch, Counter(), (torch.zeros(4),))
-    assert verification.record["calls"] == 2
+    assert verification.record.calls == 2
 
 
 class Moody(nn.Module):
@@ -184,7 +185,7 @@ def test_random_operators_are_found_and_compared_with_the_same_seed(monkeypatch)
     program = torch.export.export(Noise(), (torch.zeros(4),))
     assert operators.random_operators(program) == ["aten.rand_like.default"]
     verification, _ = checked(monkeypatch, Noise(), (torch.zeros(4),))
-    assert verification.max_error == 0.0
+    assert verification.measured.max_error == 0.0
 
 
 def test_dropout_in_eval_mode_is_not_random():
@@ -196,7 +197,7 @@ def test_verification_can_be_turned_off_and_is_recorded_as_such(monkeypatch):
     verification, sizes = checked(
         monkeypatch, Double(), (torch.ones(4),), spoil=lambda results: [results[0] + 1], verify=False
     )
-    assert verification == verify.Verification({"enabled": False}, None)
+    assert verification == verify.Verification(NotVerified(), Measured(None))
     assert sizes == []
 
 
@@ -212,7 +213,7 @@ def test_example_values_bound_the_data_that_is_tried(monkeypatch):
     """Indices drawn at random would be out of range in eager, and memory errors in compiled code."""
     table = nn.Embedding(10, 4)
     verification, _ = checked(monkeypatch, table, (torch.arange(8) % 3,), batch(1, 64))
-    assert verification.record["calls"] == 14  # 0, 2, 3 and -1 after the sizes
+    assert verification.record.calls == 14  # 0, 2, 3 and -1 after the sizes
 
 
 def test_an_input_that_only_eager_rejects_is_not_the_compiled_models_fault(monkeypatch):
@@ -250,7 +251,7 @@ def test_a_number_where_eager_gives_nan_is_told_and_no_fault(monkeypatch):
         return [torch.where(results[0].isnan(), 0.0, results[0])]
 
     verification, _ = checked(monkeypatch, Double(), (torch.ones(4),), spoil=spoil)
-    assert verification.undefined_on == ("x with nan in it",)
+    assert verification.measured.undefined_on == ("x with nan in it",)
 
 
 def test_a_compiled_model_that_answers_what_eager_rejects_fails(monkeypatch):

@@ -8,15 +8,15 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from hatch_aoti.benchmark import contender
+from hatch_aoti.benchmark import child
 from hatch_aoti.build.fork_server import kill_group
 from hatch_aoti.build.workers import Job, describe_exit, run_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from types import TracebackType
 
     from hatch_aoti.build.workers import Outcome
@@ -39,7 +39,7 @@ class Fresh:
         with self.log.open("ab") as log:
             self.spawned = time.monotonic_ns()
             self.process = subprocess.Popen(
-                [sys.executable, "-P", str(Path(contender.__file__)), json.dumps(task)],
+                [sys.executable, "-P", "-c", child.BOOTSTRAP, json.dumps(task)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -79,7 +79,7 @@ class Fresh:
         return answer["answer"]
 
     def ask(self, what: str, **arguments: Any) -> Any:
-        """Have the process measure something (a method of `contender._Process`), and wait for the answer."""
+        """Have the process measure something (a method of `child._Process`), and wait for the answer."""
         with contextlib.suppress(BrokenPipeError):  # `answer` says what became of it
             self._stdin.write(json.dumps({"do": what, **arguments}) + "\n")
             self._stdin.flush()

@@ -11,6 +11,12 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_aoti.benchmark.answers import leaves
+from hatch_aoti.benchmark.eager import eager_model, install_roots
+from hatch_aoti.export.inputs import pick_sizes
+from hatch_aoti.job.comparison import tolerances
+from hatch_aoti.settings.model import ModelSettings
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -30,13 +36,9 @@ def from_module(payload: Mapping[str, Any]) -> list[str]:
     """
     import torch
 
-    from hatch_aoti.benchmark.contender import install_roots
-    from hatch_aoti.export.program import prepare_model
-    from hatch_aoti.settings.model import ModelSettings
-
     install_roots(payload["roots"])
     entry = ModelSettings.from_json(payload["entry"])
-    model = prepare_model(entry, root=Path(payload["root"]), device="cpu")
+    model = eager_model(entry, Path(payload["root"]))
     torch.save((model.args, model.kwargs), Path(payload["directory"], INPUTS))
     torch.manual_seed(0)
     with torch.no_grad():
@@ -59,10 +61,6 @@ def from_signature(payload: Mapping[str, Any]) -> list[str]:
 def _write(payload: Mapping[str, Any], call: Any, answers: Any, entry: Any) -> list[str]:
     import torch
 
-    from hatch_aoti.benchmark.contender import leaves
-    from hatch_aoti.job.verify import tolerances
-    from hatch_aoti.settings.model import ModelSettings
-
     entry = entry or ModelSettings(payload["model"], "", {})
     expected = leaves(answers)
     allowed = [tolerances(x.dtype, entry) if x.is_floating_point() or x.is_complex() else (0.0, 0.0) for x in expected]
@@ -76,8 +74,6 @@ def made_up_inputs(signature: Signature) -> tuple[tuple[Any, ...], dict[str, Any
     Dims get the sizes that an export would take for its example; floats are drawn from a normal distribution, whole
     numbers are 0, which is in range for an index, and flags are False.
     """
-    from hatch_aoti.export.inputs import pick_sizes
-
     sizes = pick_sizes({dim.name: (dim.min, dim.max) for dim in signature.dims}, [])
     args: list[Any] = []
     kwargs: dict[str, Any] = {}

@@ -13,13 +13,12 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from hatch_aoti.codec import encode, pack, unpack
 from hatch_aoti.compiler.target import folding_features
 from hatch_aoti.compiler.toolchain import find_toolchain
 from hatch_aoti.errors import CompileError
-from hatch_aoti.job.dependencies import ExportDependencies
 from hatch_aoti.job.run import read_artifact
 from hatch_aoti.job.values import ModelResult
-from hatch_aoti.runtime.contract import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,7 +40,7 @@ def known_results(
         search_path = [*(path for path in roots if path not in sys.path), *sys.path]
         for note in cache.notes(_request_key(request, environ)):
             # A note is a hint: one that a build of ours would not write is none.
-            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+            with contextlib.suppress(ValueError):
                 result = _known_result(name, request, note, cache, root=root, environ=environ, search_path=search_path)
                 if result is not None:
                     known[name] = result
@@ -60,18 +59,17 @@ def _known_result(
     search_path: Sequence[str],
 ) -> ModelResult | None:
 
-    if not ExportDependencies.from_json(note["trace"]).holds(root, environ, search_path, cache.keyed_digest):
+    result = unpack(ModelResult, note)
+    if (result.name, result.device) != (name, request.device) or result.trace is None:
         return None
-    result = ModelResult.from_json(note)
-    Signature.from_json(result.signature)  # raises if it is none
-    if (result.name, result.device, result.error) != (name, request.device, None):
+    if not result.trace.holds(root, environ, search_path, cache.keyed_digest):
         return None
     artifacts = []
     for artifact, target, file_name in zip(result.artifacts, request.targets, request.file_names, strict=True):
         entry = cache.get(artifact.key)
         if entry is None:
             return None
-        artifacts.append(read_artifact(entry, target["name"], artifact.key, file_name, cached=True))
+        artifacts.append(read_artifact(entry, target.name, artifact.key, file_name, cached=True))
     return dataclasses.replace(result, artifacts=tuple(artifacts))
 
 
@@ -85,7 +83,7 @@ def remember(
     """Note what the exports of this build read, for the next one."""
     for result in results:
         if result.trace is not None:
-            cache.add_note(_request_key(requests[result.name], environ), dataclasses.asdict(result))
+            cache.add_note(_request_key(requests[result.name], environ), pack(result))
 
 
 def _request_key(request: ModelRequest, environ: Mapping[str, str]) -> str:
@@ -93,14 +91,14 @@ def _request_key(request: ModelRequest, environ: Mapping[str, str]) -> str:
     try:
         toolchain = find_toolchain(environ).record()
     except CompileError:  # every model's worker will say so
-        toolchain = {}
+        toolchain = None
     numpy = importlib.util.find_spec("numpy")
     known = {
-        "request": dataclasses.asdict(request),
+        "request": request,
         "toolchain": toolchain,
         "cpu": folding_features(),
         "python": sys.version,
         "numpy": metadata.version("numpy") if numpy is not None else None,
         "system": [platform.system(), platform.machine()],
     }
-    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(encode(known), sort_keys=True).encode()).hexdigest()

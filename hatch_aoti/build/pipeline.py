@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hatch_aoti.artifact.archive import extract_objects
@@ -25,11 +24,12 @@ from hatch_aoti.build.report import (
 )
 from hatch_aoti.build.resources import choose_job_count, read_resources
 from hatch_aoti.build.workers import Job, run_jobs
+from hatch_aoti.codec import DecodeError, pack, unpack
 from hatch_aoti.compiler.gpu import find_gpu, resolve_devices
 from hatch_aoti.compiler.target import builder_cpu_features, resolve_targets
 from hatch_aoti.errors import AotiError, ModelError, Problem, SettingsError
 from hatch_aoti.job.run import preload_for
-from hatch_aoti.job.values import ModelRequest, ModelResult
+from hatch_aoti.job.values import JobResult, ModelFailure, ModelJob, ModelRequest, ModelResult
 from hatch_aoti.own_code import code_digest
 from hatch_aoti.settings.environment import compose
 from hatch_aoti.settings.reader import shaping_variables
@@ -39,6 +39,7 @@ from hatch_aoti.wheel.platform_tag import choose_tag, torch_platform_floor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from hatch_aoti.artifact.cache import Cache
     from hatch_aoti.build.progress import Reporter
@@ -141,9 +142,8 @@ def _run(
             ]
 
         with reporter:
-            outcomes = _outcomes(
-                [name for name in requests if name not in known], jobs_for, settings, scratch, reporter
-            )
+            left = {name: request for name, request in requests.items() if name not in known}
+            outcomes = _outcomes(left, jobs_for, settings, scratch, reporter)
         for outcome in outcomes:
             try:
                 results.append(_result(outcome, cache, layout.package, environment))
@@ -164,34 +164,33 @@ def _run(
 
 
 def _outcomes(
-    names: Sequence[str],
+    requests: Mapping[str, ModelRequest],
     jobs_for: Callable[[Iterable[str], Path], list[Job]],
     settings: Settings,
     scratch: Path,
     reporter: Reporter,
 ) -> list[Outcome]:
-    """Run the jobs of the models called `names`: several at once, and one at a time from where memory does not do.
+    """Run the jobs of the models in `requests`: several at once, and one at a time from where memory does not do.
 
     `jobs_for(names, folder)` makes their jobs, each with a new directory in `folder`.
     """
 
-    def run(names: Iterable[str], folder: Path, at_once: int) -> list[Outcome]:
-        jobs = jobs_for(names, folder)
+    def run(names: Sequence[str], folder: Path, at_once: int) -> list[Outcome]:
         return run_jobs(
-            jobs,
+            jobs_for(names, folder),
             at_once=at_once,
             # When debugging, each worker imports torch itself: it reads on import where its output goes.
-            preload="" if settings.debugging else preload_for([job.payload for job in jobs]),
+            preload="" if settings.debugging else preload_for([requests[name] for name in names]),
             on_stage=lambda job, stage: reporter.stage(job.name, stage),
             stop_after=lambda outcome: at_once > 1 and _lacked_memory(outcome),
         )
 
-    chosen = choose_job_count(len(names), read_resources())
+    chosen = choose_job_count(len(requests), read_resources())
     if settings.jobs is None and chosen.reason:
-        reporter.note(f"{chosen.count} of {len(names)} models at once: {chosen.reason}")
-    outcomes = run(names, scratch, settings.jobs or chosen.count)
+        reporter.note(f"{chosen.count} of {len(requests)} models at once: {chosen.reason}")
+    outcomes = run(list(requests), scratch, settings.jobs or chosen.count)
     again = [outcome.job.name for outcome in outcomes if _lacked_memory(outcome) or not outcome.begun]
-    if again and len(names) > 1 and (settings.jobs or chosen.count) > 1:
+    if again and len(requests) > 1 and (settings.jobs or chosen.count) > 1:
         killed = " and ".join(outcome.job.name for outcome in outcomes if _lacked_memory(outcome))
         reporter.warn(
             f"the system killed {killed}, most likely because memory ran out; what is left is built one at a time: "
@@ -204,7 +203,15 @@ def _outcomes(
 
 def _lacked_memory(outcome: Outcome) -> bool:
     """Whether a model failed because the system killed its worker, or a compiler, for want of memory."""
-    return outcome.killed or bool(outcome.result and outcome.result["killed"])
+    return outcome.killed or (isinstance(result := _answer(outcome), ModelFailure) and result.killed)
+
+
+def _answer(outcome: Outcome) -> ModelResult | ModelFailure | None:
+    """Return what a worker answered; None if it did not. What is no answer of ours counts as none."""
+    try:
+        return None if outcome.crashed else unpack(JobResult, outcome.result).result
+    except DecodeError as error:
+        return ModelFailure(outcome.stage, f"its worker left something else than a result: {error}")
 
 
 def _request(
@@ -220,14 +227,14 @@ def _request(
 
     return ModelRequest(
         # The bundle is put together from the finished artifacts: a model that changes to another is as it was.
-        entry=dataclasses.replace(entry, bundle=None).to_json(),
+        entry=dataclasses.replace(entry, bundle=None),
         import_paths=tuple(os.path.relpath(path, root) for path in layout.import_paths),
         import_packages={name: os.path.relpath(path, root) for name, path in layout.import_packages.items()},
-        targets=tuple(dataclasses.asdict(target) for target in targets),
+        targets=tuple(targets),
         file_names=tuple(artifact_name(entry.name, target, targets) for target in targets),
         include_sources=settings.include_sources,
         device=device,
-        gpu=None if gpu is None else dataclasses.asdict(gpu),
+        gpu=gpu,
         code_digest=code_digest("hatch_aoti.job.run"),
     )
 
@@ -243,23 +250,23 @@ def _job(
     environment: WorkerEnvironment,
 ) -> Job:
 
-    name = request.entry["name"]
+    name = request.entry.name
     directory = scratch / name
     (directory / "tmp").mkdir(parents=True)
     (directory / FOR_READING).mkdir()
-    payload = {
-        "request": dataclasses.asdict(request),
-        "root": os.fspath(root),
-        "cache": os.fspath(cache.root),
-        "trust_cache": cache.trusted,
-        "folder": os.fspath(directory / FOR_READING),
-        "final_debug_dir": os.fspath(cache.debug_folder(layout.package, name)),
-        "debugging": dataclasses.asdict(settings.debugging),
-        "bypass_cache": bypasses_cache(settings),
-    }
+    job = ModelJob(
+        request=request,
+        root=root,
+        cache=cache.root,
+        trust_cache=cache.trusted,
+        folder=directory / FOR_READING,
+        final_debug_dir=cache.debug_folder(layout.package, name),
+        debugging=settings.debugging,
+        bypass_cache=bypasses_cache(settings),
+    )
     variables = {**_variables(environment, directory), **settings.debugging.environ(directory / FOR_READING)}
     function, timeout = "hatch_aoti.job.run:run", settings.build_timeout
-    return Job(name, function, payload, directory, directory / LOG, variables, root, timeout)
+    return Job(name, function, pack(job), directory, directory / LOG, variables, root, timeout)
 
 
 def _variables(environment: WorkerEnvironment, directory: Path) -> dict[str, str]:
@@ -269,26 +276,23 @@ def _variables(environment: WorkerEnvironment, directory: Path) -> dict[str, str
 def _result(outcome: Outcome, cache: Cache, project: str, environment: WorkerEnvironment) -> ModelResult:
     """Read a job's outcome; a failure is a `ModelError` that names what outlives the build's scratch directory."""
     name = outcome.job.name
-    if outcome.crashed:
+    result = _answer(outcome)
+    if isinstance(result, ModelResult):
+        return result
+    if result is None:
         log = outcome.job.log.read_text(encoding="utf-8", errors="replace")
-        error = {
-            "stage": outcome.stage,
-            "reason": outcome.describe_crash(),
-            "hint": _after_a_crash(outcome),
-            "details": "\n".join(log.splitlines()[-15:]),
-        }
+        details = "\n".join(log.splitlines()[-15:])
+        result = ModelFailure(outcome.stage, outcome.describe_crash(), _after_a_crash(outcome), details)
     else:
-        result = ModelResult.from_json(outcome.result)
-        if result.error is None:
-            return result
-        error = result.error
         advice = [environment.advice(result.unset)]
-        if error["stage"].startswith("compile"):
+        if result.stage.startswith("compile"):
             advice.append(environment.advice_for_the_compiler())
-        error = {**error, "hint": "; ".join(text for text in (error["hint"], *advice) if text)}
+        result = dataclasses.replace(result, hint="; ".join(text for text in (result.hint, *advice) if text))
     folder, place = outcome.job.directory / FOR_READING, cache.debug_folder(project, name)
-    error = {part: relocated(text, folder, place) for part, text in error.items()}
-    raise ModelError(name, **error, **kept_for(outcome, cache, project))
+    stage, reason, hint, details = (
+        relocated(text, folder, place) for text in (result.stage, result.reason, result.hint, result.details)
+    )
+    raise ModelError(name, stage, reason, hint=hint, details=details, **kept_for(outcome, cache, project))
 
 
 def _after_a_crash(outcome: Outcome) -> str:
@@ -319,10 +323,10 @@ def _check_logs(settings: Settings, scratch: Path, *, root: Path, environment: W
 def _choose_tag(results: Sequence[ModelResult], override: str | None) -> TagChoice:
 
     objects = [
-        read_object(data, name=f"{Path(artifact.path).name} ({model})")
+        read_object(data, name=f"{artifact.path.name} ({model})")
         for result in results
         for artifact in result.artifacts
-        for model, data in extract_objects(Path(artifact.path)).items()
+        for model, data in extract_objects(artifact.path).items()
     ]
     return choose_tag(
         objects,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from hatch_aoti.build.progress import Row, human_size
 from hatch_aoti.compiler.gpu import architectures, gpu_options
-from hatch_aoti.runtime.contract import Signature
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from hatch_aoti.build.progress import Reporter
     from hatch_aoti.compiler.gpu import BuilderGpu
     from hatch_aoti.job.values import ModelResult
+    from hatch_aoti.runtime.contract import Signature
     from hatch_aoti.settings.model import ModelSettings, Settings
     from hatch_aoti.wheel.contents import Bundle
     from hatch_aoti.wheel.platform_tag import TagChoice
@@ -69,10 +69,10 @@ def report_models(results: Sequence[ModelResult], reporter: Reporter) -> None:
         Row(
             model=result.name,
             target=artifact.target,
-            inputs=_inputs(Signature.from_json(result.signature)),
+            inputs=_inputs(result.signature),
             size=artifact.size,
             origin="from the cache" if artifact.cached else "compiled",
-            error="not checked" if artifact.max_error is None else f"{artifact.max_error:.1e}",
+            error="not checked" if artifact.measured.max_error is None else f"{artifact.measured.max_error:.1e}",
             seconds=reporter.seconds(result.name),
         )
         for result in results
@@ -135,7 +135,7 @@ def warn_of_tuning(entries: Mapping[str, ModelSettings], reporter: Reporter) -> 
 def note_undefined(results: Sequence[ModelResult], reporter: Reporter) -> None:
     """Say where a model answers with numbers what eager answers with NaN: no fault, but worth knowing."""
     for result in results:
-        calls = dict.fromkeys(call for artifact in result.artifacts for call in artifact.undefined_on)
+        calls = dict.fromkeys(call for artifact in result.artifacts for call in artifact.measured.undefined_on)
         if calls:
             reporter.note(
                 f"{result.name}: with {' and '.join(calls)}, eager gives NaN, or other integers, where the compiled "
@@ -151,7 +151,7 @@ def note_equal_weights(
     for result in results:
         bundle, artifact = entries[result.name].bundle, result.artifacts[0]
         if bundle is not None and artifact.constants is None and artifact.size >= _WORTH_SHARING:
-            owners.setdefault((bundle, artifact.record["constants"]), []).append(result.name)
+            owners.setdefault((bundle, artifact.record.constants), []).append(result.name)
     for (bundle, constants), names in owners.items():
         if len(names) > 1 and constants != _NO_CONSTANTS:
             reporter.note(

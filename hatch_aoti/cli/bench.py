@@ -16,7 +16,7 @@ from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:
     from hatch_aoti.benchmark.figures import Report
-    from hatch_aoti.benchmark.measure import Options
+    from hatch_aoti.benchmark.options import Options
 
 __all__ = ["bench"]
 
@@ -61,7 +61,7 @@ def bench(
     Time to the first result, load, latency, memory of 1 and 4 processes, sizes and builds, each in fresh processes. It
     takes minutes; leave the machine alone meanwhile. docs/benchmark.md says what each figure is.
     """  # noqa: D301 - \b is for click
-    from hatch_aoti.benchmark.measure import Options, available_contenders
+    from hatch_aoti.benchmark.options import Options, available_contenders
 
     if package is not None and project is not None:
         raise click.UsageError("--package measures an installed package, PROJECT a project: give one of them.")

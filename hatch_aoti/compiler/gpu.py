@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from hatch_aoti.settings.model import ModelSettings
 
-__all__ = ["BuilderGpu", "architectures", "find_gpu", "gpu_options", "resolve_devices"]
+__all__ = ["BuilderGpu", "GpuRecord", "architectures", "find_gpu", "gpu_options", "resolve_devices"]
 
 _MULTI_ARCHITECTURE = "aot_inductor.emit_multi_arch_kernel"
 
@@ -46,6 +46,13 @@ class BuilderGpu:
     cuda: str
     triton: str
     toolkit: str
+
+
+@dataclasses.dataclass(frozen=True)
+class GpuRecord(BuilderGpu):
+    """What the manifest says about the GPU that a model was compiled on, and which GPUs run the result."""
+
+    architectures: tuple[str, ...]
 
 
 def resolve_devices(

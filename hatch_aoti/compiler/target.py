@@ -147,9 +147,9 @@ def builder_cpu_features() -> frozenset[str]:
         ) from error
 
 
-def folding_features() -> list[str]:
+def folding_features() -> tuple[str, ...]:
     """Return what of this machine's CPU decides how weights are folded and prepacked: what oneDNN and ATen ask for."""
-    return sorted(builder_cpu_features() & _DISPATCHED)
+    return tuple(sorted(builder_cpu_features() & _DISPATCHED))
 
 
 # What libraries choose their kernels by, and with them how they pack weights.

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hatch_aoti.errors import CompileError
 from hatch_aoti.settings.environment import tool_variables
@@ -21,11 +21,22 @@ from hatch_aoti.settings.environment import tool_variables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Toolchain", "find_toolchain"]
+__all__ = ["Toolchain", "ToolchainRecord", "find_toolchain"]
 
 _ASSIGNMENT = re.compile(r"""^(\w+)(?:\s*:[^=]*)? = ["']([^"']*)["']""", re.MULTILINE)
 
 _PATIENCE = 60.0  # seconds that a compiler gets to say its version: a compiler cache may start a server first
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToolchainRecord:
+    """What the manifest says about a toolchain; the compiler's path stays out of it."""
+
+    compiler: str
+    compiler_arguments: str = ""
+    environment: dict[str, str] = dataclasses.field(default_factory=dict)
+    torch: str
+    torch_git: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,15 +49,15 @@ class Toolchain:
     torch_git: str
     environment: Mapping[str, str]  # variables that its tools read, with hashes of their values
 
-    def record(self) -> dict[str, Any]:
-        """Return what the manifest says about the toolchain; the compiler's path stays out of it."""
-        return {
-            "compiler": self.compiler,
-            "compiler_arguments": shlex.join(self.command[1:]),
-            "environment": dict(self.environment),
-            "torch": self.torch,
-            "torch_git": self.torch_git,
-        }
+    def record(self) -> ToolchainRecord:
+        """Return what the manifest says about it."""
+        return ToolchainRecord(
+            compiler=self.compiler,
+            compiler_arguments=shlex.join(self.command[1:]),
+            environment=dict(self.environment),
+            torch=self.torch,
+            torch_git=self.torch_git,
+        )
 
 
 def find_toolchain(environ: Mapping[str, str], *, patience: float = _PATIENCE) -> Toolchain:

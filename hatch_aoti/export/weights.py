@@ -271,7 +271,9 @@ _SIZE_MISMATCH = re.compile(
 
 def _shapes(text: str) -> list[str]:
     """Return what PyTorch says of shapes that differ, in our words."""
-    return [f"{name} is ({given}) in the file and ({own}) in the model" for name, given, own in _SIZE_MISMATCH.findall(text)]
+    return [
+        f"{name} is ({given}) in the file and ({own}) in the model" for name, given, own in _SIZE_MISMATCH.findall(text)
+    ]
 
 
 def _dtype(tensor: torch.Tensor) -> str:

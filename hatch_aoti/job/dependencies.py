@@ -25,7 +25,7 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hatch_aoti.artifact.cache import file_digest
 
@@ -117,16 +117,6 @@ class ExportDependencies:
         for place, value in self.files.items():  # last: these may be large
             if seen.file(place) != value:
                 yield f"the file {place}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ExportDependencies:
-        """Read what `to_json` returned."""
-        packages = {name: tuple(places) for name, places in value["packages"].items()}
-        return cls(**{**value, "packages": packages})
 
 
 class Answers:

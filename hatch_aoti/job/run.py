@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from hatch_aoti.artifact.archive import ENTRY, write_package
 from hatch_aoti.artifact.cache import Cache, file_digest
 from hatch_aoti.artifact.constants_file import write_constants
+from hatch_aoti.codec import encode, pack, unpack
 from hatch_aoti.compiler import compilation as compiler
 from hatch_aoti.compiler.compilation import all_options, compile_program, one_thread
-from hatch_aoti.compiler.gpu import BuilderGpu, architectures, gpu_options
+from hatch_aoti.compiler.gpu import GpuRecord, architectures, gpu_options
 from hatch_aoti.compiler.optimize import make_plan
 from hatch_aoti.compiler.reproduce import PROGRAM, dump_minifier, save_program, write_script
 from hatch_aoti.compiler.serialise import inductor_options
-from hatch_aoti.compiler.target import Target, folding_features
+from hatch_aoti.compiler.target import folding_features
 from hatch_aoti.compiler.toolchain import find_toolchain
 from hatch_aoti.errors import MAKE_ROOM, AotiError, CompileError, ModelError, UnsupportedModelError, full_disk
 from hatch_aoti.export.digests import constants_digest, program_digest
@@ -32,34 +33,38 @@ from hatch_aoti.export.operators import called_operators, random_operators, regi
 from hatch_aoti.export.program import export_model, load_program
 from hatch_aoti.export.signature import read_signature
 from hatch_aoti.job.recording import recording
-from hatch_aoti.job.values import Artifact, ModelJob, ModelResult
+from hatch_aoti.job.values import Artifact, ArtifactRecord, JobResult, Measured, ModelFailure, ModelJob, ModelResult
 from hatch_aoti.job.verify import verify_artifact
 from hatch_aoti.own_code import modules_of
-from hatch_aoti.settings.model import ModelSettings
 from hatch_aoti.stages import last_stage, report_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from hatch_aoti.compiler.gpu import BuilderGpu
     from hatch_aoti.compiler.optimize import Plan
+    from hatch_aoti.compiler.target import Target
     from hatch_aoti.compiler.toolchain import Toolchain
     from hatch_aoti.export.program import ExportedModel
+    from hatch_aoti.job.dependencies import ExportDependencies
+    from hatch_aoti.job.values import ModelRequest
     from hatch_aoti.runtime.contract import Signature
+    from hatch_aoti.settings.model import ModelSettings
 
 __all__ = ["preload", "preload_for", "read_artifact", "run"]
 
 _RECORD = "artifact.json"
 CONSTANTS = "constants.safetensors"
-_MEASURED = "measured.json"  # differs from machine to machine, so it stays out of the wheel
+_MEASURED = "measured.json"
 
 
-def preload_for(payloads: Iterable[Mapping[str, Any]]) -> str:
-    """Return what workers for these jobs may have done before they are forked (see `workers.run_jobs`).
+def preload_for(requests: Iterable[ModelRequest]) -> str:
+    """Return what workers for these requests may have done before they are forked (see `workers.run_jobs`).
 
     Nothing where one of them uses a GPU, whose driver does not survive a fork, nor on macOS.
     """
-    forkable = sys.platform != "darwin" and all(payload["request"]["device"] == "cpu" for payload in payloads)
+    forkable = sys.platform != "darwin" and all(request.device == "cpu" for request in requests)
     return "hatch_aoti.job.run:preload" if forkable else ""
 
 
@@ -71,47 +76,47 @@ def preload() -> None:
 
 
 def run(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """Do one `ModelJob`, given as a dict; return a `ModelResult` as a dict, expected failures included."""
-    job = ModelJob.from_json(payload, dict(os.environ))
-    entry = ModelSettings.from_json(job.request.entry)
+    """Do one `ModelJob`, given packed; return a `JobResult`, packed, expected failures included."""
+    job = dataclasses.replace(unpack(ModelJob, payload), environ=dict(os.environ))
     unset: list[str] = []
+    result: ModelResult | ModelFailure
     try:
-        result = _run(job, entry, unset)
+        result = _run(job, unset)
     except BaseException as error:  # a model may raise anything, and each must be heard of
         traceback.print_exc()  # for the log
         failure = _failure(error)
         if failure is None:
             raise
-        killed = isinstance(error.__cause__, CompileError) and error.__cause__.killed
-        result = ModelResult(entry.name, "", {}, (), error=failure, killed=killed)
-    return dataclasses.asdict(dataclasses.replace(result, unset=tuple(unset)))
+        result = failure
+    return pack(JobResult(dataclasses.replace(result, unset=tuple(unset))))
 
 
-def _failure(error: BaseException) -> dict[str, str] | None:
-    """Return the parts of a `ModelError` for what ended a job; None if it is a fault of ours."""
+def _failure(error: BaseException) -> ModelFailure | None:
+    """Return why a job ended with an error; None if it is a fault of ours."""
+    killed = isinstance(error.__cause__, CompileError) and error.__cause__.killed
     if full := full_disk(error):
-        return {"stage": last_stage(), "reason": full, "hint": MAKE_ROOM, "details": ""}
+        return ModelFailure(last_stage(), full, MAKE_ROOM, killed=killed)
     if isinstance(error, ModelError):
-        return {"stage": error.stage, "reason": error.reason, "hint": error.hint, "details": error.details}
+        return ModelFailure(error.stage, error.reason, error.hint, error.details, killed=killed)
     if isinstance(error, Exception):
         return None
-    return {
-        "stage": last_stage(),
-        "reason": f"its code {raised(error)}",
-        "hint": "take that out of what runs when the model is imported, built or called",
-        "details": user_traceback(error),
-    }
+    return ModelFailure(
+        last_stage(),
+        f"its code {raised(error)}",
+        "take that out of what runs when the model is imported, built or called",
+        user_traceback(error),
+        killed=killed,
+    )
 
 
-def _run(job: ModelJob, entry: ModelSettings, unset: list[str]) -> ModelResult:
+def _run(job: ModelJob, unset: list[str]) -> ModelResult:
     """Do the job; add to `unset` which variables that are not set the export looked up, also where it fails."""
-    request = job.request
-    exported, trace = _export(job, entry, unset)
-    targets = [Target(**{**target, "features": tuple(target["features"])}) for target in request.targets]
+    request, entry = job.request, job.request.entry
+    exported, trace = _export(job, unset)
     try:
         artifacts = tuple(
             _artifact(job, exported, target, file_name)
-            for target, file_name in zip(targets, request.file_names, strict=True)
+            for target, file_name in zip(request.targets, request.file_names, strict=True)
         )
     except CompileError as error:
         raise ModelError(entry.name, "compile", error.reason, hint=error.hint, details=error.details) from error
@@ -119,11 +124,10 @@ def _run(job: ModelJob, entry: ModelSettings, unset: list[str]) -> ModelResult:
         raise
     except AotiError as error:  # the cache's
         raise ModelError(entry.name, "compile", str(error)) from error
-    signature = exported.signature.to_json()
     return ModelResult(
         entry.name,
         request.device,
-        signature,
+        exported.signature,
         artifacts,
         gpu=_gpu_record(request.gpu, artifacts),
         operators=exported.operators,
@@ -137,12 +141,11 @@ def _source_digests(entry: ModelSettings, root: Path) -> dict[str, str]:
     return {file: file_digest(root / file) for file in (entry.weights, entry.exported) if file is not None}
 
 
-def _gpu_record(gpu: Mapping[str, str] | None, artifacts: tuple[Artifact, ...]) -> dict[str, Any] | None:
-    """Return what the manifest says about the GPU that a model was compiled on, and which GPUs run the result."""
+def _gpu_record(gpu: BuilderGpu | None, artifacts: tuple[Artifact, ...]) -> GpuRecord | None:
     if gpu is None:
         return None
     # Baselines are about the code for the CPU: the kernels of all artifacts are for the same GPUs.
-    return {**gpu, "architectures": list(architectures(BuilderGpu(**gpu), artifacts[0].record["options"]))}
+    return GpuRecord(**dataclasses.asdict(gpu), architectures=architectures(gpu, artifacts[0].record.options))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +160,9 @@ class _Exported:
     operators: tuple[str, ...]  # those that torch alone does not have
 
 
-def _export(job: ModelJob, entry: ModelSettings, unset: list[str]) -> tuple[_Exported, dict[str, Any] | None]:
-    """Import, build and export the model; return what came of it, and what that read (a `Trace`)."""
+def _export(job: ModelJob, unset: list[str]) -> tuple[_Exported, ExportDependencies | None]:
+    """Import, build and export the model; return what came of it, and what that read."""
+    entry = job.request.entry
     # Importing the project's modules must not write into its tree, which may be read-only or shared.
     sys.dont_write_bytecode = True
     ImportRoots(
@@ -188,26 +192,25 @@ def _export(job: ModelJob, entry: ModelSettings, unset: list[str]) -> tuple[_Exp
     plan = make_plan(source.program, signature, entry, device=job.request.device)
     operators = tuple(sorted(called_operators(source.program) & frozenset(registered_operators()) - builtin))
     exported = _Exported(entry, source, signature, program_digest(source.program), plan, operators)
-    return exported, None if trace is None else trace.to_json()
+    return exported, trace
 
 
 def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str) -> Artifact:
     """Take the artifact for one target from the cache, or make it and put it there."""
     entry, cache, toolchain = exported.entry, _cache(job), find_toolchain(job.environ)
-    gpu = None if job.request.gpu is None else BuilderGpu(**job.request.gpu)
     options = {
         **exported.plan.preferred_options(),
         **entry.inductor_configs,
         **_needed_options(exported.source, exported.signature),
         **exported.plan.inductor_options(),
-        **gpu_options(gpu, entry.inductor_configs),
+        **gpu_options(job.request.gpu, entry.inductor_configs),
         **job.debugging.inductor_options(),
     }
     depends_on = {
         "program": exported.digest,
-        "signature": exported.signature.to_json(),
+        "signature": exported.signature,
         "toolchain": toolchain.record(),
-        "target": dataclasses.asdict(target),
+        "target": target,
         "gpu": job.request.gpu,  # Triton tunes kernels for it
         "options": options,
         "inline_products": exported.plan.inline,
@@ -219,8 +222,8 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
         "hatch_aoti": job.request.code_digest,
     }
     if job.bypass_cache:
-        depends_on["debugging"] = dict(job.debugging.changes)
-    key = hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
+        depends_on["debugging"] = job.debugging.changes
+    key = hashlib.sha256(json.dumps(encode(depends_on), sort_keys=True).encode()).hexdigest()
     made = False
     with cache.lock(key):  # another build that makes the same artifact is waited for, not repeated
         found = None if job.bypass_cache else cache.get(key)
@@ -235,18 +238,15 @@ def _artifact(job: ModelJob, exported: _Exported, target: Target, file_name: str
 def read_artifact(entry: Path, target: str, key: str, file_name: str, *, cached: bool) -> Artifact:
     """Return the artifact in the cache entry `key`, whose directory is `entry`."""
     path, constants = entry / file_name, entry / CONSTANTS
-    record = json.loads((entry / _RECORD).read_text(encoding="utf-8"))
-    measured = json.loads((entry / _MEASURED).read_text(encoding="utf-8"))
     return Artifact(
         target=target,
         key=key,
-        path=os.fspath(path),
-        constants=os.fspath(constants) if constants.is_file() else None,
+        path=path,
+        constants=constants if constants.is_file() else None,
         size=path.stat().st_size,
         cached=cached,
-        record=record,
-        max_error=measured["max_error"],
-        undefined_on=tuple(measured["undefined_on"]),
+        record=unpack(ArtifactRecord, json.loads((entry / _RECORD).read_text(encoding="utf-8"))),
+        measured=unpack(Measured, json.loads((entry / _MEASURED).read_text(encoding="utf-8"))),
     )
 
 
@@ -310,19 +310,18 @@ def _make(
     except ModelError:
         dump_minifier(source.program, all_options(target, options), "verify", job.folder)
         raise
-    record = {
-        "program": exported.digest,
-        "constants": constants_digest(source.program),
-        "target": dataclasses.asdict(target),
-        "toolchain": toolchain.record(),
-        "options": all_options(target, options),
-        "folded_on": folding_features() if exported.plan.freeze else None,
-        "seed": entry.seed,
-        "verified": verification.record,
-    }
-    measured = {"max_error": verification.max_error, "undefined_on": verification.undefined_on}
-    (finished / _MEASURED).write_text(json.dumps(measured), encoding="utf-8")
-    (finished / _RECORD).write_text(json.dumps(record, sort_keys=True), encoding="utf-8")
+    record = ArtifactRecord(
+        program=exported.digest,
+        constants=constants_digest(source.program),
+        target=target,
+        toolchain=toolchain.record(),
+        options=all_options(target, options),
+        folded_on=folding_features() if exported.plan.freeze else None,
+        seed=entry.seed,
+        verified=verification.record,
+    )
+    (finished / _MEASURED).write_text(json.dumps(pack(verification.measured)), encoding="utf-8")
+    (finished / _RECORD).write_text(json.dumps(pack(record), sort_keys=True), encoding="utf-8")
     if not job.bypass_cache:
         shutil.rmtree(work)
 

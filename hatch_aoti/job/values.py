@@ -4,29 +4,82 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from hatch_aoti.codec import LEFT_OUT
+from hatch_aoti.compiler.gpu import BuilderGpu, GpuRecord
+from hatch_aoti.compiler.target import Target
+from hatch_aoti.compiler.toolchain import ToolchainRecord
+from hatch_aoti.job.dependencies import ExportDependencies
+from hatch_aoti.runtime.contract import Signature
 from hatch_aoti.settings.debugging import Debugging
+from hatch_aoti.settings.model import ModelSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-__all__ = ["Artifact", "ModelJob", "ModelRequest", "ModelResult"]
+__all__ = [
+    "Artifact",
+    "ArtifactRecord",
+    "JobResult",
+    "Measured",
+    "ModelFailure",
+    "ModelJob",
+    "ModelRequest",
+    "ModelResult",
+    "NotVerified",
+    "Verified",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """On how many calls a compiled model was compared with eager; the tolerances are those that the project set."""
+
+    calls: int
+    rtol: float | None
+    atol: float | None
+    enabled: Literal[True] = True
+
+
+@dataclasses.dataclass(frozen=True)
+class NotVerified:
+    """The project has `verify = false`."""
+
+    enabled: Literal[False] = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArtifactRecord:
+    """What an artifact was made from, for what and with what, as the manifest says it: the same on every machine.
+
+    `program` and `constants` are hashes of the exported program, and of its constants alone; `options` are inductor's;
+    `folded_on` are features of the builder's CPU, where weights were folded by them.
+    """
+
+    program: str
+    constants: str
+    target: Target
+    toolchain: ToolchainRecord
+    options: dict[str, Any]
+    folded_on: tuple[str, ...] | None = None
+    seed: int
+    verified: Verified | NotVerified
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelRequest:
-    """What is to be made of one model, as JSON-ready data that does not depend on where the project lies."""
+    """What is to be made of one model; nothing of it depends on where the project lies."""
 
-    entry: dict[str, Any]  # ModelSettings.to_json()
+    entry: ModelSettings
     import_paths: tuple[str, ...]  # relative to the project
     import_packages: dict[str, str]
-    targets: tuple[dict[str, Any], ...]  # Target fields, best first
+    targets: tuple[Target, ...]  # best first
     file_names: tuple[str, ...]  # of the `.pt2` for each target
     include_sources: bool
     device: str  # `cpu` or `cuda`: what the setting `device` comes to on this machine
-    gpu: dict[str, str] | None  # the fields of the `BuilderGpu` that it is compiled on, if that is one
+    gpu: BuilderGpu | None  # that it is compiled on, if the device is one
     code_digest: str  # of hatch-aoti's own code that shapes artifacts
 
 
@@ -46,59 +99,67 @@ class ModelJob:
     final_debug_dir: Path
     debugging: Debugging
     bypass_cache: bool
-    environ: Mapping[str, str]  # of this process before any code of the project has run
     trust_cache: bool = False
+    # Of the worker, before any code of the project has run: it has its own, so none is sent.
+    environ: Mapping[str, str] = dataclasses.field(default_factory=dict, metadata=LEFT_OUT)
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any], environ: Mapping[str, str]) -> ModelJob:
-        """Read the payload of a job: this class as plain data, but for the environment that it is to run in."""
-        return cls(
-            request=ModelRequest(**value["request"]),
-            root=Path(value["root"]),
-            cache=Path(value["cache"]),
-            folder=Path(value["folder"]),
-            final_debug_dir=Path(value["final_debug_dir"]),
-            debugging=Debugging(**value["debugging"]),
-            bypass_cache=value["bypass_cache"],
-            environ=environ,
-            trust_cache=value["trust_cache"],
-        )
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """What differs from machine to machine, so it stays out of the wheel.
+
+    `max_error` is the largest difference from eager at the build that made the artifact, None if it was not checked;
+    `undefined_on` are the calls for which compiled code gives numbers where eager gives NaN,
+    or other integers: all have infinity or NaN in them, and which of these comes of them may depend on the CPU.
+    """
+
+    max_error: float | None
+    undefined_on: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Artifact:
-    """One `.pt2` in the cache. `record` is what the manifest says about it."""
+    """One `.pt2` in the cache."""
 
     target: str
     key: str  # of the cache entry that has it
-    path: str
-    constants: str | None  # the file with the constants that are not in it
+    path: Path
+    constants: Path | None  # the file with the constants that are not in it
     size: int  # bytes, of the `.pt2`
     cached: bool
-    record: dict[str, Any]
-    max_error: float | None  # largest difference from eager at the build that made it; None if not checked
-    undefined_on: tuple[str, ...] = ()  # see `Verification`
+    record: ArtifactRecord
+    measured: Measured
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelResult:
-    """What became of a model: its contract and its artifacts, best target first; or the error that stopped it."""
+    """What came of a model: its contract and its artifacts, best target first."""
 
     name: str
     device: str
-    signature: dict[str, Any]
+    signature: Signature
     artifacts: tuple[Artifact, ...]
-    gpu: dict[str, Any] | None = None  # what the manifest says of the GPU that it was compiled on
-    error: dict[str, str] | None = None
+    gpu: GpuRecord | None = None
     operators: tuple[str, ...] = ()  # custom operators that the compiled code calls
-    trace: dict[str, Any] | None = None  # a `Trace`: what the export read; None if that cannot be told
+    trace: ExportDependencies | None = None  # what the export read; None if that cannot be told
     unset: tuple[str, ...] = ()  # environment variables that the export looked up, and that were not set
-    killed: bool = False  # whether it failed because the system killed a compiler, for want of memory
     sources: dict[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 of weights and saved program, by name
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ModelResult:
-        """Read what `run` returned."""
-        artifacts = tuple(Artifact(**artifact) for artifact in value["artifacts"])
-        tuples = {name: tuple(value[name]) for name in ("operators", "unset")}
-        return cls(**{**value, **tuples, "artifacts": artifacts})
+
+@dataclasses.dataclass(frozen=True)
+class ModelFailure:
+    """Why nothing came of a model: the parts of a `ModelError`."""
+
+    stage: str
+    reason: str
+    hint: str = ""
+    details: str = ""
+    killed: bool = False  # whether the system killed a compiler, for want of memory
+    unset: tuple[str, ...] = ()  # see `ModelResult`
+
+
+@dataclasses.dataclass(frozen=True)
+class JobResult:
+    """What a worker answers: what came of the model, or why nothing did."""
+
+    result: ModelResult | ModelFailure

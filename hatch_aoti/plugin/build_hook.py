@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -129,7 +128,7 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         """Map the bundle's files into the wheel. Generated texts get a place in the cache, as they need one."""
         from importlib.metadata import version
 
-        from hatch_aoti.wheel.contents import MANIFEST
+        from hatch_aoti.wheel.manifest import MANIFEST, parse_manifest
         from hatch_aoti.wheel.sbom import SBOM, render_sbom
 
         self._leave_out_generated(layout, also=bundle.names)
@@ -142,7 +141,7 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
             build_data["extra_metadata"] |= {os.fspath(metadata / name): name for name in bundle.metadata}
         if MANIFEST in bundle.texts:
             sbom = render_sbom(
-                json.loads(bundle.texts[MANIFEST]),
+                parse_manifest(bundle.texts[MANIFEST].encode()),
                 name=self.metadata.name,
                 version=self.metadata.version,
                 hatchling=version("hatchling"),

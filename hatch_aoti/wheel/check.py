@@ -22,9 +22,10 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from hatch_aoti.artifact.archive import check_identity
-from hatch_aoti.artifact.untrusted import DAMAGE, open_wheel, parse_json, printable
+from hatch_aoti.artifact.untrusted import DAMAGE, open_wheel, printable
 from hatch_aoti.errors import AotiError
-from hatch_aoti.wheel.inspection import described_files, inspect_wheel
+from hatch_aoti.wheel.inspection import inspect_wheel
+from hatch_aoti.wheel.manifest import MANIFEST, FileRecord, ManifestError, parse_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -73,7 +74,7 @@ def check_wheel(path: Path) -> WheelReport:
     if path.suffix != ".whl":
         raise AotiError(f"{printable(path)} is not a wheel (.whl).")
     with open_wheel(path) as wheel:
-        manifest_name = wheel.the(r"(.*/)?_models\.json", "_models.json")
+        manifest_name = wheel.the(rf"(.*/)?{re.escape(MANIFEST)}", MANIFEST)
         problems = list(wheel.problems)
         digests = _digests(wheel, problems)
         listed = list(_check_record(wheel, digests, problems))
@@ -82,22 +83,22 @@ def check_wheel(path: Path) -> WheelReport:
         accessor = manifest_name.removesuffix("json") + "py"
         text = wheel.read(accessor) if accessor in wheel.members else b""
     try:
-        manifest = parse_json(data)
-        described = described_files(manifest)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        problems.append(f"{manifest_name}: is not a manifest of hatch-aoti, or it is damaged: {printable(error)}")
+        manifest = parse_manifest(data)
+        described = manifest.all_files()
+    except ManifestError as error:
+        problems.append(f"{manifest_name}: {error}")
         return WheelReport(str(path), (), len(listed), tuple(problems))
-    inside = manifest_name.removesuffix("_models.json")
+    inside = manifest_name.removesuffix(MANIFEST)
     files = []
-    for name, (digest, size) in sorted(described.items()):
+    for name, file in sorted(described.items()):
         found = digests.get(inside + name)
         if found is None:
             files.append(CheckedFile(name, 0, "missing"))
             problems.append(f"{inside}{name}: is in _models.json, and not in the wheel")
             continue
-        actual = found["sha256"], wheel.members[inside + name].file_size
-        state = "as recorded" if actual == (digest, size) else "differs"
-        files.append(CheckedFile(name, actual[1], state))
+        actual = FileRecord(found["sha256"], wheel.members[inside + name].file_size)
+        state = "as recorded" if actual == file else "differs"
+        files.append(CheckedFile(name, actual.bytes, state))
         if state == "differs":
             problems.append(f"{inside}{name}: is not the file that _models.json describes (SHA-256 or size)")
     problems += _unrecorded(wheel, inside, described)

@@ -11,17 +11,26 @@ import json
 import platform
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hatch_aoti import __version__
 from hatch_aoti.artifact.archive import archive_id
 from hatch_aoti.artifact.atomic_files import replace_file
 from hatch_aoti.artifact.cache import file_digest
 from hatch_aoti.artifact.constants_file import header_digest
-from hatch_aoti.runtime.contract import Signature
 from hatch_aoti.runtime.declarations import Gpu, Variant
 from hatch_aoti.wheel.accessor import AccessorModel, render, runtime_files
 from hatch_aoti.wheel.cmake import render_cmake
+from hatch_aoti.wheel.manifest import (
+    MANIFEST,
+    SCHEMA,
+    ConstantsFile,
+    FileRecord,
+    Generator,
+    Manifest,
+    ModelRecord,
+    PackedArtifact,
+)
 from hatch_aoti.wheel.model_files import CONSTANTS, constants_of, locate_models, merged_constants
 
 if TYPE_CHECKING:
@@ -35,12 +44,11 @@ if TYPE_CHECKING:
     from hatch_aoti.wheel.model_files import Location
     from hatch_aoti.wheel.platform_tag import TagChoice
 
-__all__ = ["ACCESSOR", "DEVICES", "MANIFEST", "Bundle", "make_bundle", "skipped_accessor", "write_bundle"]
+__all__ = ["ACCESSOR", "DEVICES", "Bundle", "make_bundle", "skipped_accessor", "write_bundle"]
 
 ACCESSOR = "_models.py"
-MANIFEST = "_models.json"
 DEVICES = "hatch_aoti/devices.json"  # below `extra_metadata` in the wheel's `.dist-info`
-_SCHEMA = 1
+_DEVICES_SCHEMA = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +95,7 @@ def make_bundle(
     models = [
         AccessorModel(
             name=result.name,
-            signature=Signature.from_json(result.signature),
+            signature=result.signature,
             variants=tuple(
                 Variant(
                     target=artifact.target,
@@ -101,7 +109,7 @@ def make_bundle(
             ),
             source=entries[result.name].model,
             device=result.device,
-            gpu=None if result.gpu is None else Gpu(result.gpu["cuda"], tuple(result.gpu["architectures"])),
+            gpu=None if result.gpu is None else Gpu(result.gpu.cuda, result.gpu.architectures),
             num_runners=entries[result.name].num_runners,
             operators=result.operators,
             constants="" if constants is None or constants_of(result) is None else CONSTANTS,
@@ -122,36 +130,31 @@ def make_bundle(
     texts |= render_cmake(
         models, package=package, version=version, torch_version=torch_version, hatch_aoti_version=__version__
     )
-    manifest = {
-        "schema": _SCHEMA,
-        "generator": {"name": "hatch-aoti", "version": __version__},
-        "package": package,
-        "platform_tag": tag.tag,
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "environment": dict(environment),
-        "files": {name: _digest_of_text(text) for name, text in texts.items()},
-        "models": {result.name: _describe(result, entries[result.name], locations, digests, ids) for result in results},
-    }
-    if debug:
-        manifest["debug"] = dict(debug)
+    manifest = Manifest(
+        schema=SCHEMA,
+        generator=Generator("hatch-aoti", __version__),
+        package=package,
+        platform_tag=tag.tag,
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        environment=dict(environment),
+        files={name: _digest_of_text(text) for name, text in texts.items()},
+        models={result.name: _describe(result, entries[result.name], locations, digests, ids) for result in results},
+        debug=dict(debug),
+        constants_file=None if constants is None else _describe_constants(constants),
+    )
     artifacts = {location.path.name: location.path for location in locations.values()}
     if constants is not None:
         artifacts[CONSTANTS] = constants
-        manifest["constants_file"] = {
-            "file": CONSTANTS,
-            "sha256": file_digest(constants),
-            "bytes": constants.stat().st_size,
-        }
-    return Bundle(
-        {**texts, MANIFEST: json.dumps(manifest, indent=2, sort_keys=True) + "\n"},
-        artifacts,
-        _metadata(results),
-    )
+    return Bundle({**texts, MANIFEST: manifest.render()}, artifacts, _metadata(results))
 
 
-def _digest_of_text(text: str) -> dict[str, Any]:
+def _digest_of_text(text: str) -> FileRecord:
     data = text.encode()
-    return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    return FileRecord(hashlib.sha256(data).hexdigest(), len(data))
+
+
+def _describe_constants(path: Path) -> ConstantsFile:
+    return ConstantsFile(file=CONSTANTS, sha256=file_digest(path), bytes=path.stat().st_size)
 
 
 def _metadata(results: Sequence[ModelResult]) -> dict[str, str]:
@@ -163,8 +166,8 @@ def _metadata(results: Sequence[ModelResult]) -> dict[str, str]:
     gpus = {result.name: result.gpu for result in results if result.gpu is not None}
     if not gpus:
         return {}
-    models = {name: {"cuda": gpu["cuda"], "architectures": gpu["architectures"]} for name, gpu in gpus.items()}
-    return {DEVICES: json.dumps({"schema": _SCHEMA, "models": models}, indent=2, sort_keys=True) + "\n"}
+    models = {name: {"cuda": gpu.cuda, "architectures": list(gpu.architectures)} for name, gpu in gpus.items()}
+    return {DEVICES: json.dumps({"schema": _DEVICES_SCHEMA, "models": models}, indent=2, sort_keys=True) + "\n"}
 
 
 def _describe(
@@ -173,34 +176,34 @@ def _describe(
     locations: Mapping[tuple[str, str], Location],
     digests: Mapping[Path, str],
     ids: Mapping[Path, str],
-) -> dict[str, Any]:
+) -> ModelRecord:
     """Return the manifest's part about one model."""
     artifacts = []
     for artifact in result.artifacts:
         location = locations[result.name, artifact.target]
         artifacts.append(
-            {
-                **artifact.record,
-                "file": location.path.name,
-                "entry": location.entry,
-                "id": ids[location.path],
-                "sha256": digests[location.path],
-                "bytes": location.path.stat().st_size,
-            }
+            PackedArtifact.of(
+                artifact.record,
+                file=location.path.name,
+                entry=location.entry,
+                id=ids[location.path],
+                sha256=digests[location.path],
+                bytes=location.path.stat().st_size,
+            )
         )
-    return {
-        "model": entry.model or None,
-        "exported": entry.exported,
-        "weights": entry.weights,
-        "bundle": entry.bundle,
-        "external_constants": constants_of(result) is not None,
-        "device": result.device,
-        "gpu": result.gpu,
-        "signature": result.signature,
-        "operators": list(result.operators),
-        "sources": dict(result.sources),
-        "artifacts": artifacts,
-    }
+    return ModelRecord(
+        model=entry.model or None,
+        exported=entry.exported,
+        weights=entry.weights,
+        bundle=entry.bundle,
+        external_constants=constants_of(result) is not None,
+        device=result.device,
+        gpu=result.gpu,
+        signature=result.signature,
+        operators=result.operators,
+        sources=result.sources,
+        artifacts=tuple(artifacts),
+    )
 
 
 def skipped_accessor(package: str) -> str:

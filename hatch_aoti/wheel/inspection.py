@@ -9,17 +9,19 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hatch_aoti.artifact.archive import ENTRY, extract_objects
+from hatch_aoti.artifact.archive import extract_objects
 from hatch_aoti.artifact.cache import file_digest
 from hatch_aoti.artifact.shared_object import read_object
-from hatch_aoti.artifact.untrusted import LARGEST_TEXT, check_regular, is_safe_name, open_wheel, parse_json, printable
+from hatch_aoti.artifact.untrusted import LARGEST_TEXT, check_regular, open_wheel, printable
 from hatch_aoti.errors import AotiError
 from hatch_aoti.runtime.contract import Signature
+from hatch_aoti.wheel.manifest import MANIFEST, ManifestError, parse_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hatch_aoti.artifact.shared_object import ObjectNeeds
+    from hatch_aoti.wheel.manifest import ModelRecord, PackedArtifact
 
 __all__ = [
     "ArtifactReport",
@@ -28,13 +30,9 @@ __all__ = [
     "ModelReport",
     "ObjectReport",
     "Report",
-    "described_files",
     "inspect_path",
     "inspect_wheel",
 ]
-
-_MANIFEST = "_models.json"
-_SCHEMA = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,17 +129,17 @@ def inspect_path(path: Path) -> Report:
     """
     if path.is_dir():
         return _folder(path)
-    if path.name == _MANIFEST:
+    if path.name == MANIFEST:
         return _folder(path.parent)
     if path.suffix == ".whl":
         return inspect_wheel(path)
     if path.suffix == ".pt2":
         return Report(str(path), None, None, None, (), (_file(path, path.name, None),))
-    raise AotiError(f"{printable(path)} is neither a wheel (.whl) nor a .pt2, a {_MANIFEST}, or a folder with one.")
+    raise AotiError(f"{printable(path)} is neither a wheel (.whl) nor a .pt2, a {MANIFEST}, or a folder with one.")
 
 
 def _folder(folder: Path) -> Report:
-    manifest = folder / _MANIFEST
+    manifest = folder / MANIFEST
     check_regular(manifest)
     try:
         with manifest.open("rb") as file:
@@ -157,10 +155,10 @@ def _folder(folder: Path) -> Report:
 def inspect_wheel(path: Path) -> Report:
     """Read a wheel, as `inspect_path` does."""
     with open_wheel(path) as wheel, tempfile.TemporaryDirectory(prefix="hatch-aoti-") as scratch:
-        manifest = wheel.the(rf"(.*/)?{re.escape(_MANIFEST)}", _MANIFEST)
+        manifest = wheel.the(rf"(.*/)?{re.escape(MANIFEST)}", MANIFEST)
         if wheel.problems:
             raise AotiError(f"{printable(path)} is not a sound wheel: {wheel.problems[0]}.")
-        inside = manifest.removesuffix(_MANIFEST)
+        inside = manifest.removesuffix(MANIFEST)
 
         def read(name: str, digest: str | None) -> FileReport:
             unpacked = Path(scratch) / name.rpartition("/")[2]
@@ -174,60 +172,43 @@ def inspect_wheel(path: Path) -> Report:
         return _report(str(path), wheel.read(manifest), read)
 
 
-def _report(source: str, manifest: bytes, read: Callable[[str, str | None], FileReport]) -> Report:
+def _report(source: str, data: bytes, read: Callable[[str, str | None], FileReport]) -> Report:
     """Make the report of a manifest; `read` reports on the file with a name, whose SHA-256 is known."""
     try:
-        if len(manifest) > LARGEST_TEXT:
-            raise ValueError(f"it has more than {LARGEST_TEXT} bytes")
-        data = parse_json(manifest)
-        if data["schema"] != _SCHEMA:
-            raise AotiError(
-                f"{printable(source)}: {_MANIFEST} has format {printable(data['schema'])}, and this hatch-aoti reads "
-                f"format {_SCHEMA}: use the version that wrote it, or a newer one."
-            )
-        models = tuple(
-            ModelReport(
-                name,
-                model.get("bundle"),
-                str(Signature.from_json(_printable(model["signature"]))),
-                model["device"],
-                _gpu(model.get("gpu")),
-                model["model"] or model.get("exported"),
-                tuple(_artifact(artifact) for artifact in model["artifacts"]),
-            )
-            for name, model in data["models"].items()
-        )
-        described = [artifact for model in data["models"].values() for artifact in model["artifacts"]]
-        described += [data["constants_file"]] if "constants_file" in data else []
-        digests = {_file_name(item["file"]): str(item["sha256"]) for item in described}
-        generator = f"{data['generator']['name']} {data['generator']['version']}"
-        package, tag = data["package"], data["platform_tag"]
-        debug = {str(name): str(value) for name, value in data.get("debug", {}).items()}
+        manifest = parse_manifest(data)
+        models = tuple(_model(name, model) for name, model in manifest.models.items())
+    except ManifestError as error:
+        raise AotiError(f"{printable(source)}: {MANIFEST} {error}.") from error
+    return Report(
+        source,
+        manifest.package,
+        manifest.platform_tag,
+        f"{manifest.generator.name} {manifest.generator.version}",
+        models,
+        tuple(read(name, file.sha256) for name, file in manifest.model_files().items()),
+        manifest.debug,
+    )
+
+
+def _model(name: str, model: ModelRecord) -> ModelReport:
+    gpu = model.gpu
+    return ModelReport(
+        name,
+        model.bundle,
+        _shown(model.signature),
+        model.device,
+        None if gpu is None else GpuReport(gpu.name, gpu.cuda, gpu.architectures),
+        model.model or model.exported or "",
+        tuple(_artifact(artifact) for artifact in model.artifacts),
+    )
+
+
+def _shown(signature: Signature) -> str:
+    """Return a signature for people. It is read without checks, so it may be no signature, only made like one."""
+    try:
+        return str(Signature.from_json(_printable(signature.to_json())))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else printable(error)
-        raise AotiError(
-            f"{printable(source)}: {_MANIFEST} is not a manifest of hatch-aoti, or it is damaged: {reason}."
-        ) from error
-    return Report(source, package, tag, generator, models, tuple(read(*item) for item in digests.items()), debug)
-
-
-def described_files(manifest: Mapping[str, Any]) -> dict[str, tuple[str, int]]:
-    """Return the SHA-256 and the size of every file that a manifest describes, by name.
-
-    Raises `ValueError`, `KeyError`, `TypeError` or `AttributeError` for what is no manifest.
-    """
-    items = {str(item["file"]): item for model in manifest["models"].values() for item in model["artifacts"]}
-    items |= manifest["files"]
-    if "constants_file" in manifest:
-        items[manifest["constants_file"]["file"]] = manifest["constants_file"]
-    return {_file_name(name): (str(item["sha256"]), int(item["bytes"])) for name, item in items.items()}
-
-
-def _file_name(name: str) -> str:
-    """Return a file name of the manifest, which must not lead anywhere else."""
-    if not is_safe_name(name):
-        raise ValueError(f"{name!r} is no file name")
-    return name
+        raise ManifestError(f"has a signature that is none: {printable(error)}") from error
 
 
 def _printable(value: Any) -> Any:
@@ -242,20 +223,15 @@ def _printable(value: Any) -> Any:
     return value
 
 
-def _gpu(gpu: Mapping[str, Any] | None) -> GpuReport | None:
-    return None if gpu is None else GpuReport(gpu["name"], gpu["cuda"], tuple(gpu["architectures"]))
-
-
-def _artifact(artifact: Mapping[str, Any]) -> ArtifactReport:
-
+def _artifact(artifact: PackedArtifact) -> ArtifactReport:
     return ArtifactReport(
-        artifact["file"],
-        artifact.get("entry", ENTRY),
-        artifact["target"]["name"],
-        artifact["target"]["description"],
-        artifact["toolchain"]["torch"],
-        artifact["toolchain"]["compiler"],
-        artifact["verified"]["enabled"],
+        artifact.file,
+        artifact.entry,
+        artifact.target.name,
+        artifact.target.description,
+        artifact.toolchain.torch,
+        artifact.toolchain.compiler,
+        artifact.verified.enabled,
     )
 
 

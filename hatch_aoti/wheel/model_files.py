@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hatch_aoti.artifact.archive import ENTRY, join_packages
@@ -20,6 +19,7 @@ from hatch_aoti.own_code import code_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from hatch_aoti.artifact.cache import Cache
     from hatch_aoti.compiler.target import Target
@@ -58,7 +58,7 @@ def locate_models(
     for target in targets:
         bundles: dict[str, dict[str, Path]] = {}
         for result in results:
-            [path] = [Path(artifact.path) for artifact in result.artifacts if artifact.target == target.name]
+            [path] = [artifact.path for artifact in result.artifacts if artifact.target == target.name]
             bundle = entries[result.name].bundle
             if bundle is None:
                 locations[result.name, target.name] = Location(path, ENTRY)
@@ -75,7 +75,7 @@ def constants_of(result: ModelResult) -> Path | None:
     """Return the file with a model's external constants. Its variants have equal ones: they are not yet compiled in."""
     [file, *others] = {artifact.constants for artifact in result.artifacts} or {None}
     del others
-    return None if file is None else Path(file)
+    return file
 
 
 def merged_constants(results: Sequence[ModelResult], cache: Cache) -> Path | None:

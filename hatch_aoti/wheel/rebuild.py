@@ -24,13 +24,17 @@ from typing import TYPE_CHECKING, Any
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
-from hatch_aoti.artifact.untrusted import is_safe_name, open_wheel, parse_json, printable
+from hatch_aoti.artifact.untrusted import is_safe_name, open_wheel, printable
+from hatch_aoti.codec import encode
 from hatch_aoti.errors import AotiError
 from hatch_aoti.settings.reader import ENVIRONMENT_PREFIX, SHAPING_VARIABLES
 from hatch_aoti.wheel.diff import MemberDifference, compare_wheels
+from hatch_aoti.wheel.manifest import MANIFEST, ManifestError, parse_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from hatch_aoti.wheel.manifest import Manifest
 
 __all__ = ["Comparison", "Fact", "Release", "find_source", "read_release", "reproduce"]
 
@@ -81,7 +85,7 @@ class Comparison:
 def read_release(path: Path) -> Release:
     """Read what a wheel records of its build. Raises `AotiError` for what is no sound wheel with models."""
     with open_wheel(path) as wheel:
-        name = wheel.the(r"(.*/)?_models\.json", "_models.json")
+        name = wheel.the(rf"(.*/)?{re.escape(MANIFEST)}", MANIFEST)
         packed = wheel.the(r"[^/]+\.dist-info/WHEEL", "WHEEL")
         if wheel.problems:
             raise AotiError(
@@ -89,47 +93,44 @@ def read_release(path: Path) -> Release:
             )
         data, generator = wheel.read(name), wheel.read(packed).decode("utf-8", "replace")
     try:
-        return _release(path, parse_json(data), generator)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else printable(error)
-        raise AotiError(
-            f"{printable(path)}: _models.json is no manifest of this version of hatch-aoti, or is damaged: {reason}."
-        ) from error
+        return _release(path, parse_manifest(data), generator)
+    except ManifestError as error:
+        raise AotiError(f"{printable(path)}: {MANIFEST} {error}.") from error
 
 
-def _release(path: Path, manifest: Mapping[str, Any], generator: str) -> Release:
+def _release(path: Path, manifest: Manifest, generator: str) -> Release:
     packer = re.search(r"^Generator: hatchling (\S+)$", generator, re.MULTILINE)
-    versions = {"hatch-aoti": str(manifest["generator"]["version"])} | ({"hatchling": packer[1]} if packer else {})
+    versions = {"hatch-aoti": manifest.generator.version} | ({"hatchling": packer[1]} if packer else {})
     facts = {f"{package} version": version for package, version in versions.items()}
-    facts |= {"Python": str(manifest["python"]), "platform tag": str(manifest["platform_tag"])}
-    environment = {name: str(value) for name, value in manifest["environment"].items()}
-    facts |= {f"variable {name}": value for name, value in environment.items()}
-    for name, model in manifest["models"].items():
-        facts |= {f"SHA-256 of {file}": str(digest) for file, digest in model["sources"].items()}
-        facts |= {f"{name}: GPU, {key}": str(value) for key, value in (model["gpu"] or {}).items()}
-        targets = ", ".join(artifact["target"]["name"] for artifact in model["artifacts"])
-        facts |= {f"{name}: device": str(model["device"]), f"{name}: targets": targets}
-        for artifact in model["artifacts"]:
-            toolchain, where = artifact["toolchain"], f"{name}, {artifact['target']['name']}"
+    facts |= {"Python": manifest.python, "platform tag": manifest.platform_tag}
+    if manifest.environment is None:
+        raise ManifestError("is of a version of hatch-aoti that did not record what a rebuild takes (`environment`)")
+    facts |= {f"variable {name}": value for name, value in manifest.environment.items()}
+    for name, model in manifest.models.items():
+        facts |= {f"SHA-256 of {file}": digest for file, digest in (model.sources or {}).items()}
+        facts |= {f"{name}: GPU, {key}": str(value) for key, value in (encode(model.gpu) or {}).items()}
+        targets = ", ".join(artifact.target.name for artifact in model.artifacts)
+        facts |= {f"{name}: device": model.device, f"{name}: targets": targets}
+        for artifact in model.artifacts:
+            toolchain, where = artifact.toolchain, f"{name}, {artifact.target.name}"
             facts |= {
-                "torch version": str(toolchain["torch"]),
-                "torch commit": str(toolchain["torch_git"]),
-                "C++ compiler": str(toolchain["compiler"]),
-                "arguments in CXX": str(toolchain["compiler_arguments"]),
+                "torch version": toolchain.torch,
+                "torch commit": toolchain.torch_git,
+                "C++ compiler": toolchain.compiler,
+                "arguments in CXX": toolchain.compiler_arguments,
                 **{
-                    f"variable {variable} (SHA-256 of its value)": str(digest)
-                    for variable, digest in toolchain["environment"].items()
+                    f"variable {variable} (SHA-256 of its value)": digest
+                    for variable, digest in toolchain.environment.items()
                 },
-                f"{where}: CPU features": " ".join(artifact["target"]["features"]),
-                f"{where}: folded on": str(artifact["folded_on"]),
-                f"{where}: seed": str(artifact["seed"]),
-                f"{where}: program": str(artifact["program"]),
-                f"{where}: constants": str(artifact["constants"]),
+                f"{where}: CPU features": " ".join(artifact.target.features),
+                f"{where}: folded on": str(encode(artifact.folded_on)),
+                f"{where}: seed": str(artifact.seed),
+                f"{where}: program": artifact.program,
+                f"{where}: constants": artifact.constants,
             }
-            facts |= {f"{where}: option {key}": repr(value) for key, value in artifact["options"].items()}
-            versions["torch"] = str(toolchain["torch"])
-    debug = {str(name): str(value) for name, value in manifest.get("debug", {}).items()}
-    return Release(path, facts, versions, environment, debug)
+            facts |= {f"{where}: option {key}": repr(value) for key, value in artifact.options.items()}
+            versions["torch"] = toolchain.torch
+    return Release(path, facts, versions, manifest.environment, manifest.debug)
 
 
 def find_source(wheel: Path) -> Path:

@@ -15,7 +15,8 @@ from urllib.parse import quote
 from packaging.utils import canonicalize_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from hatch_aoti.compiler.toolchain import ToolchainRecord
+    from hatch_aoti.wheel.manifest import Manifest, ModelRecord
 
 __all__ = ["SBOM", "render_sbom"]
 
@@ -23,7 +24,7 @@ SBOM = "hatch-aoti.cdx.json"
 """The name of the document in the wheel's folder `.dist-info/sboms`."""
 
 
-def render_sbom(manifest: Mapping[str, Any], *, name: str, version: str, hatchling: str) -> str:
+def render_sbom(manifest: Manifest, *, name: str, version: str, hatchling: str) -> str:
     """Return the document for a wheel of the project `name`; `hatchling` is the version that packs it.
 
     The same arguments give the same text: it has no time, and its serial number is a hash of the rest.
@@ -40,20 +41,18 @@ def render_sbom(manifest: Mapping[str, Any], *, name: str, version: str, hatchli
 
     tools = {
         add({**_package(tool, number), "scope": "excluded"})
-        for tool, number in (("hatch-aoti", manifest["generator"]["version"]), ("hatchling", hatchling))
+        for tool, number in (("hatch-aoti", manifest.generator.version), ("hatchling", hatchling))
     }
     shared = set()
-    if "constants_file" in manifest:
-        shared.add(add(_file(manifest["constants_file"]["file"], manifest["constants_file"]["sha256"])))
-    for model, described in manifest["models"].items():
-        sources = {add(_file(file, digest, "excluded")) for file, digest in described["sources"].items()}
+    if manifest.constants_file is not None:
+        shared.add(add(_file(manifest.constants_file.file, manifest.constants_file.sha256)))
+    for name_, model in manifest.models.items():
+        sources = {add(_file(file, digest, "excluded")) for file, digest in (model.sources or {}).items()}
         made = {
-            add(_file(artifact["file"], artifact["sha256"]), *_toolchain(artifact["toolchain"], add), *tools, *sources)
-            for artifact in described["artifacts"]
+            add(_file(artifact.file, artifact.sha256), *_toolchain(artifact.toolchain, add), *tools, *sources)
+            for artifact in model.artifacts
         }
-        depends[subject["bom-ref"]].add(
-            add(_model(model, described), *made, *(shared if described["external_constants"] else ()))
-        )
+        depends[subject["bom-ref"]].add(add(_model(name_, model), *made, *(shared if model.external_constants else ())))
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
@@ -78,9 +77,9 @@ def _file(name: str, digest: str, scope: str = "required") -> dict[str, Any]:
     return {"type": "file", "bom-ref": f"file:{name}", "name": name, "hashes": hashes, "scope": scope}
 
 
-def _toolchain(toolchain: Mapping[str, str], add: Any) -> tuple[str, str]:
+def _toolchain(toolchain: ToolchainRecord, add: Any) -> tuple[str, str]:
     """Add the torch and the compiler of an artifact; return what they are called in the document."""
-    name, arguments = toolchain["compiler"], toolchain["compiler_arguments"]
+    name, arguments = toolchain.compiler, toolchain.compiler_arguments
     compiler: dict[str, Any] = {
         "type": "application",
         "bom-ref": f"compiler:{name} {arguments}".rstrip(),
@@ -91,16 +90,16 @@ def _toolchain(toolchain: Mapping[str, str], add: Any) -> tuple[str, str]:
     number = re.findall(r"\d+(?:\.\d+)+", name)
     if number:
         compiler["version"] = number[-1]
-    return add(_package("torch", toolchain["torch"])), add(compiler)
+    return add(_package("torch", toolchain.torch)), add(compiler)
 
 
-def _model(name: str, described: Mapping[str, Any]) -> dict[str, Any]:
+def _model(name: str, model: ModelRecord) -> dict[str, Any]:
     facts = {
-        "hatch-aoti:source": described["model"] or described["exported"],
-        "hatch-aoti:device": described["device"],
-        "hatch-aoti:targets": ", ".join(artifact["target"]["name"] for artifact in described["artifacts"]),
-        "hatch-aoti:program": described["artifacts"][0]["program"],
-        "hatch-aoti:constants": described["artifacts"][0]["constants"],
+        "hatch-aoti:source": model.model or model.exported,
+        "hatch-aoti:device": model.device,
+        "hatch-aoti:targets": ", ".join(artifact.target.name for artifact in model.artifacts),
+        "hatch-aoti:program": model.artifacts[0].program,
+        "hatch-aoti:constants": model.artifacts[0].constants,
     }
     return {
         "type": "machine-learning-model",
