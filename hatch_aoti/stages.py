@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import IO
 
-__all__ = ["last_stage", "report_stage", "report_to", "send"]
+__all__ = ["add_note", "last_stage", "notes", "report_stage", "report_to", "send"]
 
 
 _events: IO[str] | None = None  # in a worker: where stages are reported
@@ -24,6 +24,20 @@ def report_to(build: IO[str]) -> None:
     """Have stages written to `build`, a line each: a process has one build to report to."""
     global _events  # noqa: PLW0603
     _events = build
+
+
+_notes: list[str] = []  # in a worker: what its job has to say beside the result
+
+
+def add_note(text: str) -> None:
+    """Have the build say something about the model, whether it is built now or was before."""
+    if text not in _notes:
+        _notes.append(text)
+
+
+def notes() -> tuple[str, ...]:
+    """Return what jobs of this process have to say."""
+    return tuple(_notes)
 
 
 def last_stage() -> str:

@@ -156,6 +156,8 @@ def _run(
         count = f"{len(errors)} of {len(requests)} models" if len(requests) > 1 else "the model"
         raise AotiError(f"{count} could not be built\n\n" + "\n\n".join(str(error) for error in errors))
     for result in results:
+        for note in result.notes:
+            reporter.note(f"{result.name}: {note}")
         if advice := environment.advice(result.unset):
             reporter.note(f"{result.name}: {advice}")
     if not bypass_cache:

@@ -22,7 +22,7 @@ from hatch_aoti.export.inputs import example_inputs, to_device
 from hatch_aoti.export.module import make_module, seed_everything
 from hatch_aoti.export.saved_program import copy_checked
 from hatch_aoti.export.weights import load_weights
-from hatch_aoti.stages import report_stage
+from hatch_aoti.stages import add_note, report_stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +76,8 @@ def build_module(entry: ModelSettings, *, root: Path, device: str) -> torch.nn.M
 
     if entry.weights is not None:
         report_stage("weights")
-        load_weights(entry, module, root / entry.weights)
+        for note in load_weights(entry, module, root / str(entry.weights_file)):
+            add_note(note)
     return module.eval().to(device)
 
 

@@ -54,7 +54,7 @@ def load_weights(entry: ModelSettings, module: torch.nn.Module, path: Path) -> t
     return tuple(notes)
 
 
-# --- Files ------------------------------------------------------------------------------------------------------------
+# --- Files ----------------------------------------------------------------------------------------------------------
 
 
 def _read(path: Path) -> Any:
@@ -101,7 +101,7 @@ def _read_shards(path: Path) -> dict[str, Any]:
     return state
 
 
-# --- State dicts --------------------------------------------------------------------------------------------------------
+# --- State dicts ----------------------------------------------------------------------------------------------------
 
 
 def _state_dict(found: Any, key: str, file: str, notes: list[str]) -> dict[str, Any]:
@@ -116,7 +116,8 @@ def _state_dict(found: Any, key: str, file: str, notes: list[str]) -> dict[str, 
             )
         return nested[key]
     if _is_state_dict(found):
-        return found
+        whole: dict[str, Any] = found
+        return whole
     if len(nested) == 1:
         [(name, state)] = nested.items()
         notes.append(f"the weights are those under the key {name!r} in {file}")

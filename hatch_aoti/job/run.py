@@ -36,7 +36,7 @@ from hatch_aoti.job.recording import recording
 from hatch_aoti.job.values import Artifact, ArtifactRecord, JobResult, Measured, ModelFailure, ModelJob, ModelResult
 from hatch_aoti.job.verify import verify_artifact
 from hatch_aoti.own_code import modules_of
-from hatch_aoti.stages import last_stage, report_stage
+from hatch_aoti.stages import last_stage, notes, report_stage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -133,12 +133,13 @@ def _run(job: ModelJob, unset: list[str]) -> ModelResult:
         operators=exported.operators,
         trace=trace,
         sources=_source_digests(entry, job.root),
+        notes=notes(),
     )
 
 
 def _source_digests(entry: ModelSettings, root: Path) -> dict[str, str]:
     """Return the SHA-256 of the files that the settings `weights` and `exported` name, by those names."""
-    return {file: file_digest(root / file) for file in (entry.weights, entry.exported) if file is not None}
+    return {file: file_digest(root / file) for file in entry.files(root)}
 
 
 def _gpu_record(gpu: BuilderGpu | None, artifacts: tuple[Artifact, ...]) -> GpuRecord | None:

@@ -144,6 +144,7 @@ class ModelResult:
     trace: ExportDependencies | None = None  # what the export read; None if that cannot be told
     unset: tuple[str, ...] = ()  # environment variables that the export looked up, and that were not set
     sources: dict[str, str] = dataclasses.field(default_factory=dict)  # SHA-256 of weights and saved program, by name
+    notes: tuple[str, ...] = ()  # what to say of it to people
 
 
 @dataclasses.dataclass(frozen=True)

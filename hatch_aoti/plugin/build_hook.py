@@ -151,9 +151,8 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
 
 def _add_files(build_data: dict[str, Any], settings: Settings, root: Path) -> None:
     for entry in settings.models.values():
-        for file in (entry.weights, entry.exported):
-            if file is not None:
-                build_data["force_include"][os.fspath(root / file)] = file
+        for file in entry.files(root):
+            build_data["force_include"][os.fspath(root / file)] = file
 
 
 def _check_source_date(environ: Any) -> None:

@@ -72,9 +72,19 @@ class ModelSettings:
         default=None,
     )
     weights: str | None = setting(
-        paths.project_file("weights/digits.safetensors", ".safetensors", ".pt", ".pth"),
-        "A file with the model's state dict: `.safetensors`, or `.pt` or `.pth`, which are loaded with "
-        "`weights_only=True`.",
+        paths.project_file(
+            "weights/digits.safetensors",
+            ".safetensors",
+            ".pt",
+            ".pth",
+            ".bin",
+            ".ckpt",
+            ".index.json",
+            keyed=True,
+        ),
+        "A file with the model's state dict: `.safetensors`, the `.index.json` of one in several files, or a `.pt`, "
+        "`.pth`, `.bin` or `.ckpt`, which are loaded with `weights_only=True`. `checkpoint.pt#ema` is the state dict "
+        "under the key `ema`.",
         since="0.1.0",
         default=None,
         default_text="the module's own",
@@ -173,6 +183,21 @@ class ModelSettings:
         since="0.1.0",
         default=1,
     )
+
+    @property
+    def weights_file(self) -> str | None:
+        """The file that `weights` names."""
+        return None if self.weights is None else paths.split_key(self.weights)[0]
+
+    @property
+    def weights_key(self) -> str:
+        """The key in that file; empty if none is named."""
+        return "" if self.weights is None else paths.split_key(self.weights)[1]
+
+    def files(self, root: Path) -> list[str]:
+        """Return the files below `root` that the model is made of: weights, all parts of them, and saved programs."""
+        named = [file for file in (self.weights_file, self.exported) if file is not None]
+        return [part for file in named for part in (file, *paths.shards(root, file))]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data from which `from_json` makes an equal object.
