@@ -44,7 +44,7 @@ BEYOND = {
         "unused dim of a callable", "undeclared dim in dynamic-shapes",
     },
     "values against each other": {
-        "min above max", "max below the default min", "a dim of one size", "inductor option given twice",
+        "min above max", "max below the default min", "a dim of one size", "inductor option given twice", "inductor option given as a value and as a table",
     },
     "numbers that JSON does not have": {"boundless tolerance", "tolerance that is no number"},
 }  # fmt: skip

@@ -534,6 +534,11 @@ WRONG = {
         "tool.aoti.models.digits.inductor-configs.cpp.march",
         "choose one with `tool.aoti.target`. Remove it.",
     ),
+    "inductor option given as a value and as a table": (
+        declared('inductor-configs = { "cpp.x" = 1, cpp = { x = { y = 2 } } }'),
+        "tool.aoti.models.digits.inductor-configs.cpp.x.y",
+        "given twice",
+    ),
     "inductor option given twice": (
         declared('inductor-configs = { cpp.max_horizontal_fusion_size = 1, "cpp.max_horizontal_fusion_size" = 2 }'),
         "tool.aoti.models.digits.inductor-configs.cpp.max_horizontal_fusion_size",

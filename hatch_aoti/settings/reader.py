@@ -239,7 +239,7 @@ def _inductor_configs(model: toml.Table) -> dict[str, Any]:
     key = toml.join(model.key, "inductor-configs")
     configs: dict[str, Any] = {}
     for name, value in options:
-        if name in configs:
+        if name in configs or any(name.startswith(f"{other}.") for other in configs):  # sorted: the shorter is first
             model.problems.append(Problem(f"{key}.{name}", "given twice, by its dotted name and in a table."))
         elif is_plain(value):
             configs[name] = plain(value)
