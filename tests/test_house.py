@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "runtime": set(),
     "settings": set(),
     "artifact": set(),
-    "compiler": {"artifact", "runtime", "settings"},
+    "compiler": {"artifact", "codec", "runtime", "settings"},
     "export": {"artifact", "runtime", "settings", "stages"},
     "job": {"artifact", "codec", "compiler", "export", "own_code", "runtime", "settings", "stages"},
     "wheel": {"artifact", "codec", "compiler", "job", "own_code", "runtime", "settings"},

@@ -20,6 +20,7 @@ import torch
 from conftest import write_files
 from safetensors.torch import load_file, save_file
 
+from hatch_aoti.codec import decode, encode
 from hatch_aoti.job.dependencies import ExportDependencies
 from hatch_aoti.job.recording import recording
 
@@ -80,7 +81,7 @@ def holds(trace: ExportDependencies, project: Path, **environ: str) -> bool:
 
 
 def test_nothing_changed_holds_also_after_a_trip_through_json_and_in_another_place(project, tmp_path_factory):
-    trace = ExportDependencies.from_json(trace_of(project).to_json())
+    trace = decode(ExportDependencies, encode(trace_of(project)))
     assert holds(trace, project)
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
     project.rename(elsewhere)
@@ -272,7 +273,7 @@ def test_nothing_that_was_read_can_be_guessed_from_the_trace(project, monkeypatc
         project,
         "everything = dict(os.environ)\npin = (here / 'pin.txt').read_text()\nos.path.exists(here / 'parts' / 'one.txt')",
     )
-    text = json.dumps(trace.to_json())
+    text = json.dumps(encode(trace))
     assert "hunter2" not in text
     words = (b"hunter2", b"1234\n", b"1", b"{}", b"one.txt")
     assert not [

@@ -9,16 +9,20 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hatch_aoti.build import pipeline
 from hatch_aoti.build.progress import Reporter
 from hatch_aoti.build.workers import Job, run_jobs
+from hatch_aoti.job.values import ModelFailure
 from hatch_aoti.settings.model import Settings
 
 JOBS = """
 import os, signal, subprocess, sys, time
+from hatch_aoti.codec import pack
+from hatch_aoti.job.values import JobResult, ModelFailure
 from hatch_aoti.stages import report_stage
 
 loaded = 0
@@ -87,7 +91,7 @@ def build_once_killed(payload):
     if not os.path.exists(payload["mark"]):
         open(payload["mark"], "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
-    return {"killed": payload.get("always", False), "mark": payload["mark"]}
+    return pack(JobResult(ModelFailure("compile", "made up")))
 
 def wait(payload):
     open(payload, "w").close()
@@ -223,21 +227,27 @@ def test_models_killed_for_memory_and_those_behind_them_are_built_one_at_a_time(
 
     def jobs_for(names, folder):
         made.append((list(names), folder))
-        gpu = {"request": {"device": "cuda"}}  # nothing to import ahead
         return [
-            job(os.fspath(folder / name), "build_once_killed", {"mark": os.fspath(tmp_path / name), **gpu})
-            for name in names
+            job(os.fspath(folder / name), "build_once_killed", {"mark": os.fspath(tmp_path / name)}) for name in names
         ]
 
     (tmp_path / "mark-c").touch()
     settings = Settings(models={}, jobs=2)
-    outcomes = pipeline._outcomes(["mark-a", "mark-b", "mark-c"], jobs_for, settings, tmp_path / "scratch", Reporter())
-    assert [outcome.result["killed"] for outcome in outcomes] == [False, False, False]
+    requests = dict.fromkeys(("mark-a", "mark-b", "mark-c"), SimpleNamespace(device="cuda"))  # nothing to import ahead
+    outcomes = pipeline._outcomes(requests, jobs_for, settings, tmp_path / "scratch", Reporter())
+    assert [pipeline._answer(outcome) for outcome in outcomes] == [ModelFailure("compile", "made up")] * 3
     assert made[1][1] == tmp_path / "scratch" / "again"
     assert "mark-a" in made[1][0]
     said = capsys.readouterr().err
     assert "the system killed mark-a" in said
     assert "what is left is built one at a time: mark-a" in said
+
+
+def test_what_a_model_leaves_in_place_of_a_result_is_its_failure(job):
+    [outcome] = run_jobs([job("a", "describe", 1)], at_once=1)
+    failure = pipeline._answer(outcome)
+    assert isinstance(failure, ModelFailure)
+    assert failure.reason.startswith("its worker left something else than a result: it is not of version 1")
 
 
 def test_an_interrupted_build_leaves_no_worker(job, tmp_path):

@@ -20,12 +20,13 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hatch_aoti.codec import unpack
 from hatch_aoti.stages import report_to, send
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-__all__ = ["EXIT", "RESULT", "kill_group"]
+__all__ = ["EXIT", "RESULT", "Task", "kill_group"]
 
 
 EXIT = "exit"  # the last line about a worker: "exit", its status as `subprocess` has it, and whether its time was up
@@ -38,6 +39,17 @@ _BECOME_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, <linux/prctl.h>
 
 
 _PATIENCE = 10.0  # seconds; a killed process that the kernel keeps for longer is waiting for a broken device
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a worker finds in its file: the function to call ("package.module:name"), with what, where and how."""
+
+    function: str
+    payload: Any
+    environ: dict[str, str]
+    cwd: Path
+    log: Path
 
 
 @dataclasses.dataclass
@@ -163,26 +175,26 @@ def _children() -> set[int]:
     return found
 
 
-def _work(task: Path, result: Path, pipe: int, watched: int) -> None:
+def _work(file: Path, result: Path, pipe: int, watched: int) -> None:
     """Be a worker, and never return."""
     status = 1
     try:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
         _adopt_orphans()  # until this process ends, when the fork server does
-        job = json.loads(task.read_text(encoding="utf-8"))
-        log = os.open(job["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        task = unpack(Task, json.loads(file.read_text(encoding="utf-8")))
+        log = os.open(task.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
         report_to(os.fdopen(_out_of_the_way(pipe), "w", encoding="utf-8"))
         threading.Thread(target=_die_with_the_build, args=(_out_of_the_way(watched),), daemon=True).start()
         os.environ.clear()
-        os.environ.update(job["environ"])
+        os.environ.update(task.environ)
         time.tzset()
-        os.chdir(job["cwd"])
+        os.chdir(task.cwd)
         tempfile.tempdir = None  # the fork server's, if it asked
-        _deliver(_call(job["function"], job["payload"]), result)
+        _deliver(_call(task.function, task.payload), result)
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1

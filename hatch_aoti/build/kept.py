@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -17,16 +18,12 @@ if TYPE_CHECKING:
     from hatch_aoti.artifact.cache import Cache
     from hatch_aoti.build.workers import Outcome
 
-__all__ = ["FOR_READING", "LOG", "keep", "kept_for", "relocated", "settle"]
+__all__ = ["FOR_READING", "LOG", "Kept", "keep", "kept_for", "relocated", "settle"]
 
 
 # What is kept of a compilation is for reading, and may name the folder it was made in.
 _TEXTS = frozenset({".py", ".sh", ".txt", ".json", ".cpp", ".h", ".log", ""})
-
-
 _MOST_TEXT = 256 << 20  # bytes
-
-
 _OBJECTS = frozenset({".o", ".so", ".dylib", ".gch", ".pch", ".lock"})
 
 
@@ -64,8 +61,17 @@ FOR_READING = "for-reading"
 LOG = "log.txt"
 
 
-def kept_for(outcome: Outcome, cache: Cache, project: str) -> dict[str, str]:
-    """Keep what a failed job left; return the parts of a `ModelError` that say where.
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """Where what a failed job left is: the parts of a `ModelError` that say so."""
+
+    log: str
+    folder: str = ""
+    script: str = ""
+
+
+def kept_for(outcome: Outcome, cache: Cache, project: str) -> Kept:
+    """Keep what a failed job left; return where it is.
 
     Never raises: what failed must be heard of, also on a full disk.
     """
@@ -74,11 +80,11 @@ def kept_for(outcome: Outcome, cache: Cache, project: str) -> dict[str, str]:
         # The latest is that of the target that failed.
         scripts = sorted(folder.glob(f"*/{SCRIPT}"), key=lambda path: path.stat().st_mtime_ns)
     except (OSError, AotiError) as error:
-        return {"log": f"could not be kept ({error})"}
-    kept = {"log": os.fspath(folder / LOG)}
+        return Kept(f"could not be kept ({error})")
+    log = os.fspath(folder / LOG)
     if scripts and (folder / PROGRAM).is_file():
-        kept |= {"folder": os.fspath(folder), "script": os.fspath(scripts[-1])}
-    return kept
+        return Kept(log, os.fspath(folder), os.fspath(scripts[-1]))
+    return Kept(log)
 
 
 def keep(outcome: Outcome, cache: Cache, project: str) -> Path:

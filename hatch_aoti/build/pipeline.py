@@ -294,7 +294,10 @@ def _result(outcome: Outcome, cache: Cache, project: str, environment: WorkerEnv
     stage, reason, hint, details = (
         relocated(text, folder, place) for text in (result.stage, result.reason, result.hint, result.details)
     )
-    raise ModelError(name, stage, reason, hint=hint, details=details, **kept_for(outcome, cache, project))
+    kept = kept_for(outcome, cache, project)
+    raise ModelError(
+        name, stage, reason, hint=hint, details=details, log=kept.log, folder=kept.folder, script=kept.script
+    )
 
 
 def _after_a_crash(outcome: Outcome) -> str:

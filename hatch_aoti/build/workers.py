@@ -31,8 +31,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, TYPE_CHECKING, Any
 
-from hatch_aoti.build.fork_server import EXIT, RESULT
+from hatch_aoti.build.fork_server import EXIT, RESULT, Task
 from hatch_aoti.build.resources import memory_kills
+from hatch_aoti.codec import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -209,20 +210,14 @@ def _search_path(path: Sequence[str], root: Path) -> list[str]:
 
 
 def _run_job(job: Job, server: _ForkServer, on_stage: Callable[[Job, str], None]) -> Outcome:
-    task = job.directory / "job.json"
+    file = job.directory / "job.json"
     result = job.directory / "result.json"
-    text = {
-        "function": job.function,
-        "payload": job.payload,
-        "environ": dict(job.environ),
-        "cwd": os.fspath(job.cwd),
-        "log": os.fspath(job.log),
-    }
-    task.write_text(json.dumps(text), encoding="utf-8")
+    task = Task(job.function, job.payload, dict(job.environ), job.cwd, job.log)
+    file.write_text(json.dumps(pack(task)), encoding="utf-8")
     on_stage(job, "start")
     kills = memory_kills()
     stage, returncode, timed_out, value = "start", None, False, None
-    with server.start(task, result, job.timeout) as events:
+    with server.start(file, result, job.timeout) as events:
         for line in events:
             word, _, rest = line.strip().partition(" ")
             if word == EXIT:

@@ -21,6 +21,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from hatch_aoti.codec import pack, unpack
 from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:
@@ -119,13 +120,18 @@ def find_gpu(environ: Mapping[str, str]) -> BuilderGpu | str:
     if done.returncode != 0 or not lines:
         last = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
         return f"asking torch for one failed: {last}"
-    answer = json.loads(lines[-1])
-    return str(answer["none"]) if "none" in answer else BuilderGpu(**answer)
+    return unpack(_Answer, json.loads(lines[-1])).found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Answer:
+    """What the process that asks torch has found: a GPU, or why there is none."""
+
+    found: BuilderGpu | str
 
 
 def _main() -> None:
-    found = _ask_torch()
-    sys.stdout.write("\n" + json.dumps({"none": found} if isinstance(found, str) else dataclasses.asdict(found)) + "\n")
+    sys.stdout.write(f"\n{json.dumps(pack(_Answer(_ask_torch())))}\n")
 
 
 def _ask_torch() -> BuilderGpu | str:
