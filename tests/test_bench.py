@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY_PYPROJECT, Ran, run, run_python, snapshot, write_files
+from conftest import Ran, make_project, run, run_python, snapshot, write_files
 
 from hatch_aoti.benchmark import measure, reference, wheel
 from hatch_aoti.benchmark.contender import CONTENDERS, leaves
@@ -87,8 +87,7 @@ class Measured:
 def measured(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """Return what the command says of a project with one model, builds left out."""
     root = tmp_path_factory.mktemp("bench")
-    files = {"pyproject.toml": TINY_PYPROJECT, "tiny/__init__.py": "", "tiny/model.py": MODULE}
-    project = write_files(root / "project", files)
+    project = write_files(make_project("tiny", root / "project"), {"tiny/model.py": MODULE})
     (root / "tmp").mkdir()
     before = snapshot(project)
     keys = ("hatch-aoti", "eager", "torchscript", "aotinductor")
