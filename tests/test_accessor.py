@@ -18,6 +18,7 @@ import types
 import warnings
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import caller_states
 import pytest
@@ -43,7 +44,12 @@ from hatch_aoti.runtime.declarations import Variant
 from hatch_aoti.settings.reader import RESERVED_NAMES
 from hatch_aoti.wheel.accessor import AccessorModel, render, runtime_files
 
-BUILD = {"torch_version": "2.13.0+cpu", "system": "Linux", "machine": "x86_64", "hatch_aoti_version": "1.2"}
+BUILD: dict[str, Any] = {
+    "torch_version": "2.13.0+cpu",
+    "system": "Linux",
+    "machine": "x86_64",
+    "hatch_aoti_version": "1.2",
+}
 
 X = TensorInput("x", "float32", (Size(((1, "n"),)), Size(plus=4)))
 DOUBLE = Signature(
@@ -76,6 +82,8 @@ def load_module(path: Path):
     spec = importlib.util.spec_from_file_location(
         package, path.parent / "__init__.py", submodule_search_locations=[os.fspath(path.parent)]
     )
+    assert spec
+    assert spec.loader
     sys.modules[package] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return importlib.import_module(f"{package}._models")
@@ -150,7 +158,7 @@ def test_the_text_depends_on_nothing_but_the_arguments():
 
 
 def test_the_docstring_says_what_there_is_and_how_to_call_it():
-    doc = ast.get_docstring(ast.parse(render([declare()], package="wheel", **BUILD)))
+    doc = ast.get_docstring(ast.parse(render([declare()], package="wheel", **BUILD))) or ""
     assert "double(x: float32[n, 4], flag=True) -> float32[n, 4]\n      where n = 1…16" in doc
     assert "from wheel._models import double" in doc
 
@@ -581,7 +589,12 @@ def test_load_gives_pytorchs_object_once_for_each_set_of_arguments(tmp_path, fak
     import torch._inductor
 
     calls = []
-    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *a, **k: calls.append((a, k)) or Package())
+
+    def load_package(*arguments, **options):
+        calls.append((arguments, options))
+        return Package()
+
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", load_package)
     module = install(tmp_path, declare())
     archive(module.double.path)
     assert module.load("double") is module.load("double", -1, False)
@@ -670,7 +683,7 @@ def test_a_damaged_bundle_is_an_error_that_names_it(tmp_path, fake, temporary):
 
 
 @pytest.fixture(scope="session")
-def compiled(shared):
+def compiled_net(shared):
     """A package with one model, compiled once in a test run."""
     directory = shared / "accessor" / "real"
     with FileLock(shared / "accessor.lock"):
@@ -687,9 +700,9 @@ def compiled(shared):
 
 
 @pytest.fixture
-def real(compiled):
+def real(compiled_net):
     """The accessor of the compiled model, freshly imported, so with nothing loaded."""
-    return load_module(compiled / "_models.py")
+    return load_module(compiled_net / "_models.py")
 
 
 def test_a_compiled_model_answers_as_eager_does(real):
@@ -732,18 +745,18 @@ def test_a_compiled_model_refuses_what_it_would_misread(real):
         real.net(batch, x)
 
 
-def test_two_loaded_copies_have_separate_state(compiled):
+def test_two_loaded_copies_have_separate_state(compiled_net):
     args, kwargs = Everything.example()
     counts = []
     for _ in range(2):
-        module = load_module(compiled / "_models.py")
+        module = load_module(compiled_net / "_models.py")
         counts += [module.net(*args, **kwargs)["rest"][5].item() for _ in range(2)]
     assert counts == [1, 2, 1, 2]
 
 
-def test_results_outlive_the_model(compiled):
+def test_results_outlive_the_model(compiled_net):
     args, kwargs = Everything.example()
-    module = load_module(compiled / "_models.py")
+    module = load_module(compiled_net / "_models.py")
     weight = module.net(*args, **kwargs)["rest"][1]
     del module
     sys.modules.pop("real._models")
@@ -751,20 +764,20 @@ def test_results_outlive_the_model(compiled):
     assert weight.tolist() == [0, 1, 2]
 
 
-def test_many_loads_leave_no_files_behind(compiled, temporary):
+def test_many_loads_leave_no_files_behind(compiled_net, temporary):
     # pytorch/pytorch#141772
     args, kwargs = Everything.example()
     for _ in range(20):
-        load_module(compiled / "_models.py").net(*args, **kwargs)
+        load_module(compiled_net / "_models.py").net(*args, **kwargs)
     assert list(temporary.iterdir()) == []
 
 
-def test_loading_and_calling_are_quiet(compiled):
+def test_loading_and_calling_are_quiet(compiled_net):
     code = (
         "import torch, real._models as m; from support_models import Everything as E; a, k = E.example(); "
         "print(sorted(m.net(*a, **k))); print(m.net)"
     )
-    done = run_python(compiled.parent, "-c", code)
+    done = run_python(compiled_net.parent, "-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("['answer', 'max', 'pair', 'rest']\n<net(batch: {'a': float32[3]")
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import edit, names_in, run, run_python
@@ -276,7 +276,7 @@ def test_a_damaged_part_is_named_and_leaves_no_bundle(tmp_path: Path):
     assert not list((tmp_path / "cache").glob("artifacts/*/*"))
 
 
-class Notes(list):
+class Notes(list[str]):
     """Stands in for the reporter."""
 
     def note(self, text: str) -> None:
@@ -293,7 +293,7 @@ class Notes(list):
     ],
     ids=["large", "small", "external", "no weights"],
 )
-def test_equal_weights_in_a_bundle_are_pointed_out(change: dict, said: bool, tmp_path: Path):
+def test_equal_weights_in_a_bundle_are_pointed_out(change: dict[str, Any], said: bool, tmp_path: Path):
     about = {"size": 2 << 20, "constants": "ab", **change}
     results = [result(tmp_path, name, **about) for name in ("encode", "decode", "alone")]
     results.append(result(tmp_path, "other", **{**about, "constants": "cd"}))

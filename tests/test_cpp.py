@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.skipif(not shutil.which("cmake"), reason="cmake is not installed"),
     pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux"),
+    pytest.mark.cpp,
     pytest.mark.xdist_group("cpp"),  # one program for all of them
 ]
 needs_qemu = pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="qemu-user is not installed")
@@ -155,6 +156,7 @@ def test_the_models_of_a_bundle_print_what_python_prints(
     assert len(numbers(ran.output)) == 9
 
 
+@pytest.mark.qemu
 @needs_qemu
 def test_an_older_cpu_gets_the_baseline_that_it_can_run(inference: Path, rows: Path):
     # pytorch/pytorch#121516: it used to be a SIGILL
@@ -164,6 +166,7 @@ def test_an_older_cpu_gets_the_baseline_that_it_can_run(inference: Path, rows: P
     assert floats(numbers(there.output)) == pytest.approx(floats(numbers(here.output)), abs=2e-3)
 
 
+@pytest.mark.qemu
 @needs_qemu
 def test_a_cpu_below_every_baseline_is_refused_in_words(inference: Path, rows: Path):
     ran = run("qemu-x86_64", "-cpu", "Nehalem", inference, "rows", rows)

@@ -368,7 +368,7 @@ def test_a_program_with_containers_that_torch_cannot_write_is_kept_with_tuples(t
 
 
 def test_a_program_that_cannot_be_kept_does_not_get_in_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    save_program(object(), tmp_path)
+    save_program(object(), tmp_path)  # type: ignore[arg-type]
     assert "the program could not be kept" in capsys.readouterr().out
     assert not (tmp_path / PROGRAM).exists()
 

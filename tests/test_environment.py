@@ -114,7 +114,7 @@ def test_a_build_under_forty_variables_is_the_same_wheel(
 @pytest.mark.parametrize("name", sorted(TRAPS))
 def test_the_traps_work(name: str, traps: Path, tmp_path: Path):
     write_files(tmp_path, {"a.cpp": "#include <vector>\nint f() { return std::vector<int>(3).size(); }\n"})
-    command = ["g++", "-shared", "-fPIC", "-fopenmp", "-o", tmp_path / "a.so", tmp_path / "a.cpp"]
+    command: list[str | Path] = ["g++", "-shared", "-fPIC", "-fopenmp", "-o", tmp_path / "a.so", tmp_path / "a.cpp"]
     if name == "C_INCLUDE_PATH":  # not for C++
         command[:1], command[-1:] = ["gcc"], [write_files(tmp_path, {"a.c": "#include <math.h>\n"}) / "a.c"]
     run(*command, environ=dict(os.environ)).check()

@@ -114,7 +114,7 @@ class World:
         return seen
 
 
-CASES: dict[str, Callable[[World], None]] = {}
+CASES: dict[str, Callable[[World], Any]] = {}
 
 FILES_OF = {
     "the tag": "CACHEDIR.TAG",
@@ -186,7 +186,7 @@ def replace_by(kind: str, world: World, path: Path) -> None:
         raise AssertionError(kind)
 
 
-FILE_DAMAGE: dict[str, Callable[[World, Path], None]] = {
+FILE_DAMAGE: dict[str, Callable[[World, Path], Any]] = {
     "its first bit flipped": lambda world, path: flip(world, path, 0),
     "a bit in the middle flipped": lambda world, path: flip(world, path, path.stat().st_size // 2),
     "its last bit flipped": lambda world, path: flip(world, path, -1),
@@ -200,7 +200,7 @@ FILE_DAMAGE: dict[str, Callable[[World, Path], None]] = {
         for kind in ("a link to where it is now", "a link to a canary", "a FIFO", "a device", "a folder", "nothing")
     },
 }
-FOLDER_DAMAGE: dict[str, Callable[[World, Path], None]] = {
+FOLDER_DAMAGE: dict[str, Callable[[World, Path], Any]] = {
     "write permission for all": lambda _, path: path.chmod(0o777),
     "another owner": give_away,
     "another file in it": lambda _, path: (path / "extra").write_text("x") and None,
@@ -289,15 +289,13 @@ def with_path(name: str) -> Callable[[World, Any], Any]:
 CASES |= {
     f"a note with the key {str(key)[:20]!r} ({number})": crafted(with_key(key)) for number, key in enumerate(KEYS)
 }
-CASES |= {
-    f"a note whose {part} is {json.dumps(value)[:30]}": crafted(with_part(part, value))
-    for part, value in [
-        ("artifacts", []), ("artifacts", None), ("artifacts", [5]), ("artifacts", [{}]), ("artifacts", {"a": 1}),
-        ("trace", None), ("trace", []), ("trace", {}), ("trace", {"files": 5, "folders": 5, "environ": 5}),
-        ("signature", {}), ("signature", None), ("signature", {"class": "Dim"}), ("signature", {"class": "os"}),
-        ("name", "../../victim"), ("name", None), ("device", "other"), ("error", {"reason": "x"}), ("unknown", 1),
-    ]
-}  # fmt: skip
+PARTS: list[tuple[str, Any]] = [
+    ("artifacts", []), ("artifacts", None), ("artifacts", [5]), ("artifacts", [{}]), ("artifacts", {"a": 1}),
+    ("trace", None), ("trace", []), ("trace", {}), ("trace", {"files": 5, "folders": 5, "environ": 5}),
+    ("signature", {}), ("signature", None), ("signature", {"class": "Dim"}), ("signature", {"class": "os"}),
+    ("name", "../../victim"), ("name", None), ("device", "other"), ("error", {"reason": "x"}), ("unknown", 1),
+]  # fmt: skip
+CASES |= {f"a note whose {part} is {json.dumps(value)[:30]}": crafted(with_part(part, value)) for part, value in PARTS}
 CASES |= {
     "a note that names files elsewhere": crafted(with_path("canary")),
     "a note that names a folder": crafted(with_path("victim/..")),
@@ -402,7 +400,7 @@ def link_locks(world: World) -> None:
         (world.cache / "locks" / f"{path.name}.lock").symlink_to(world.canary)
 
 
-def odd_locks(make: Callable[[Path], Any]) -> Callable[[World], None]:
+def odd_locks(make: Callable[[Path], Any]) -> Callable[[World], Any]:
     return lambda world: [make(world.cache / "locks" / f"{p.name}.lock") for p in world.cache.glob("*/*/*")] and None
 
 

@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import EXAMPLE, Builder, Ran, copy_project, make_project, once, run, unpack
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [
+    pytest.mark.qemu,
     pytest.mark.skipif(sys.platform != "linux", reason="qemu-user emulates Linux programs"),
     pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="qemu-user is not installed"),
 ]
@@ -156,5 +157,5 @@ def test_a_wheel_for_better_cpus_is_refused_in_words_and_not_by_a_signal(on_hasw
     assert "digits: 20 of 20 right" in on_this_machine.output
 
 
-def flat(value: object) -> list[float]:
+def flat(value: Any) -> list[float]:
     return [number for row in value for number in flat(row)] if isinstance(value, list) else [value]

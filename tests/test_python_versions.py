@@ -99,7 +99,7 @@ def interpreter(version: str) -> str:
     """Return the path of a Python of this version; the test is skipped where there is none."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
-    for candidate in filter(None, candidates):
+    for candidate in [path for path in candidates if path]:
         says = subprocess.run(
             [candidate, "-c", "import sys; print(*sys.version_info[:2], sep='.')"],
             capture_output=True,

@@ -64,7 +64,7 @@ def test_files_of_an_editable_install_are_invisible_to_version_control(tiny: Pat
     git(tiny)
     write_files(tiny, {".gitignore": "/dist/\n"})
     backend(tiny, "build_editable('dist')", environ).check()
-    status = ["git", "-C", tiny, "status", "--porcelain", "--untracked-files=all"]
+    status: list[str | Path] = ["git", "-C", tiny, "status", "--porcelain", "--untracked-files=all"]
     assert sorted(line.split()[-1] for line in run(*status).check().output.splitlines()) == [
         ".gitignore",
         "pyproject.toml",

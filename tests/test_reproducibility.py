@@ -123,7 +123,15 @@ def build_elsewhere(base: Path, environ: dict[str, str]) -> None:
         os.utime(path, (1_000_000_000, 1_000_000_000))  # 2001
 
     wheelhouse = base / "wheelhouse"
-    arguments = ["-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check", "--outdir", wheelhouse]
+    arguments: list[str | Path] = [
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--skip-dependency-check",
+        "--outdir",
+        wheelhouse,
+    ]
     run(sys.executable, *arguments, REPOSITORY, environ=environ).check()
     constraints = base / "constraints.txt"
     constraints.write_text("".join(f"{name}=={metadata.version(name)}\n" for name in ("torch", "hatchling")))

@@ -593,8 +593,8 @@ def test_texts_of_assertions_do_not_get_into_generated_code(tmp_path: Path) -> N
     class Checks(torch.nn.Module):
         def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
             size = count.item()
-            torch._check(size >= 1, lambda: f'"{COMMAND}')  # type: ignore[no-untyped-call]
-            torch._check(size <= 4)  # type: ignore[no-untyped-call]
+            torch._check(size >= 1, lambda: f'"{COMMAND}')
+            torch._check(size <= 4)
             return x[:size]
 
     program = torch.export.export(Checks(), (torch.ones(4), torch.tensor(2)))

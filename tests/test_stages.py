@@ -8,7 +8,7 @@ import re
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import make_project, write_files
@@ -28,7 +28,7 @@ DIMS = {"n": Dim(1, 16)}
 LINEAR = ModelSettings("net", "stages_models:Linear", {"input": TensorInput(("n", 4))}, dims=DIMS)
 
 
-def of(model: str, inputs: object = X, **fields: object) -> ModelSettings:
+def of(model: str, inputs: Any = X, **fields: Any) -> ModelSettings:
     return dataclasses.replace(LINEAR, model=f"stages_models:{model}", inputs=inputs, **fields)
 
 
@@ -231,7 +231,7 @@ def test_user_code_that_raises_is_shown_with_its_own_frames_only(entry: ModelSet
 # --- Weights --------------------------------------------------------------------------------------------------------
 
 
-def save(path: Path, state: object) -> None:
+def save(path: Path, state: Any) -> None:
     import torch
     from safetensors.torch import save_file
 

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -27,7 +27,7 @@ def job(project: Projects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     project("jobs", into=".")
     monkeypatch.syspath_prepend(tmp_path)
 
-    def make(name: str, function: str, payload: object) -> Job:
+    def make(name: str, function: str, payload: Any) -> Job:
         directory = tmp_path / name
         directory.mkdir(parents=True)
         environ = {**os.environ, "OWN": name}
