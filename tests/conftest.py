@@ -108,14 +108,16 @@ def run(*command: str | os.PathLike[str], cwd: Path | None = None, environ: dict
 
 
 # Fixtures of tests that build wheels, or compile. One wheel is not among them: the example's, once in a test run.
-_SLOW = {"build", "guide", "watched", "elsewhere", "frontend", "compiled_net", "states"}
+_SLOW = {"build", "guide", "watched", "elsewhere", "frontend", "compiled", "states"}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests as slow by their fixtures; whoever takes `environ` and not the example's wheel starts builds, too."""
+    """Mark tests by their fixtures; whoever takes `environ` and not the example's wheel starts builds, too."""
     for item in items:
         names = set(getattr(item, "fixturenames", ()))
+        if names & {*_SLOW, "environ"}:
+            item.add_marker(pytest.mark.torch)
         if names & _SLOW or ("environ" in names and "example_wheel" not in names):
             item.add_marker(pytest.mark.slow)
 

@@ -683,7 +683,7 @@ def test_a_damaged_bundle_is_an_error_that_names_it(tmp_path, fake, temporary):
 
 
 @pytest.fixture(scope="session")
-def compiled_net(shared):
+def compiled(shared):
     """A package with one model, compiled once in a test run."""
     directory = shared / "accessor" / "real"
     with FileLock(shared / "accessor.lock"):
@@ -700,9 +700,9 @@ def compiled_net(shared):
 
 
 @pytest.fixture
-def real(compiled_net):
+def real(compiled):
     """The accessor of the compiled model, freshly imported, so with nothing loaded."""
-    return load_module(compiled_net / "_models.py")
+    return load_module(compiled / "_models.py")
 
 
 def test_a_compiled_model_answers_as_eager_does(real):
@@ -745,18 +745,18 @@ def test_a_compiled_model_refuses_what_it_would_misread(real):
         real.net(batch, x)
 
 
-def test_two_loaded_copies_have_separate_state(compiled_net):
+def test_two_loaded_copies_have_separate_state(compiled):
     args, kwargs = Everything.example()
     counts = []
     for _ in range(2):
-        module = load_module(compiled_net / "_models.py")
+        module = load_module(compiled / "_models.py")
         counts += [module.net(*args, **kwargs)["rest"][5].item() for _ in range(2)]
     assert counts == [1, 2, 1, 2]
 
 
-def test_results_outlive_the_model(compiled_net):
+def test_results_outlive_the_model(compiled):
     args, kwargs = Everything.example()
-    module = load_module(compiled_net / "_models.py")
+    module = load_module(compiled / "_models.py")
     weight = module.net(*args, **kwargs)["rest"][1]
     del module
     sys.modules.pop("real._models")
@@ -764,20 +764,20 @@ def test_results_outlive_the_model(compiled_net):
     assert weight.tolist() == [0, 1, 2]
 
 
-def test_many_loads_leave_no_files_behind(compiled_net, temporary):
+def test_many_loads_leave_no_files_behind(compiled, temporary):
     # pytorch/pytorch#141772
     args, kwargs = Everything.example()
     for _ in range(20):
-        load_module(compiled_net / "_models.py").net(*args, **kwargs)
+        load_module(compiled / "_models.py").net(*args, **kwargs)
     assert list(temporary.iterdir()) == []
 
 
-def test_loading_and_calling_are_quiet(compiled_net):
+def test_loading_and_calling_are_quiet(compiled):
     code = (
         "import torch, real._models as m; from support_models import Everything as E; a, k = E.example(); "
         "print(sorted(m.net(*a, **k))); print(m.net)"
     )
-    done = run_python(compiled_net.parent, "-c", code)
+    done = run_python(compiled.parent, "-c", code)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("['answer', 'max', 'pair', 'rest']\n<net(batch: {'a': float32[3]")
 

@@ -62,7 +62,6 @@ def rewritten(compiled, tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
 def test_torchs_own_archive_is_read(compiled):
     package = read_package(compiled)
     assert package.stem == "twice"

@@ -200,6 +200,7 @@ def test_tensors_are_found_in_results_of_any_structure():
     assert [leaf.item() for leaf in leaves([one.numpy(), (two,)])] == [1, 2]
 
 
+@pytest.mark.slow
 def test_an_installed_package_is_measured_without_its_source(
     installed_example: Path, environ: dict[str, str], tmp_path: Path
 ):

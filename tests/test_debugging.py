@@ -376,6 +376,7 @@ def test_a_program_that_cannot_be_kept_does_not_get_in_the_way(tmp_path: Path, c
 # --- PyTorch's own check of the inputs -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_aoti_runtime_check_inputs_means_for_load_what_it_means_in_pytorch(installed_example: Path):
     """It is read once per compiled object, and our own calls refuse by name with or without it."""
     code = """
