@@ -228,7 +228,7 @@ def test_names_that_the_accessor_needs_cannot_be_names_of_models():
     }
     needed = {name for name in [*bound, *inside] if not name.startswith("_")} - {"net", "self", "x"}
     needed -= {
-        n.id
+        n.id  # type: ignore[attr-defined]
         for c in tree.body
         if isinstance(c, ast.ClassDef)
         for s in c.body

@@ -31,6 +31,7 @@ def package(installed_example: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(installed_example / "example_project", tmp_path / "example_project"))
 
 
+@pytest.mark.torch  # without which hatch-aoti is not installed
 def test_the_command_is_installed_under_its_name():
     [script] = entry_points(group="console_scripts", name="hatch-aoti")
     assert script.load() is main
