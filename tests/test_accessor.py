@@ -178,6 +178,7 @@ def test_a_model_has_forwards_own_parameters(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_typed_package_and_its_users_pass_strict_type_checks(tmp_path):
     install(tmp_path, declare(), package="typed")
     write_files(
