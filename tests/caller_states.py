@@ -14,6 +14,7 @@ import signal
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from support_models import Square
@@ -25,7 +26,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-ANSWERED, REFUSED = {}, {}
+ANSWERED: dict[str, Any] = {}
+REFUSED: dict[str, Any] = {}
 """The states, by name: functions of (the model, its input). `ANSWERED` must return what eager answers without them;
 `REFUSED` comes with what the TypeError or ValueError must say."""
 
@@ -89,7 +91,9 @@ ANSWERED.update(
     flop_counter=under(lambda: FlopCounterMode(display=False)),
     profiler=under(torch.profiler.profile),
     anomaly=under(torch.autograd.detect_anomaly),
-    saved_tensors_hooks=under(lambda: torch.autograd.graph.saved_tensors_hooks(lambda _: 0, lambda _: 0)),
+    saved_tensors_hooks=under(
+        lambda: torch.autograd.graph.saved_tensors_hooks(lambda _: 0, lambda _: 0)  # type: ignore[arg-type, return-value]
+    ),
     save_on_cpu=under(torch.autograd.graph.save_on_cpu),
     dual_level=under(forward_ad.dual_level),
 )
@@ -227,7 +231,7 @@ def fake_tensor(model, x):
 @refused("square: x must be a tensor float32[8, 8], got one that a torch.func transform")
 def escaped_from_vmap(model, x):
     kept = []
-    torch.func.vmap(lambda row: (kept.append(row), row)[1])(torch.stack([x, x]))
+    torch.func.vmap(lambda row: (kept.append(row), row)[1])(torch.stack([x, x]))  # type: ignore[func-returns-value]
     model(kept[0])
 
 

@@ -14,38 +14,21 @@ import sys
 import textwrap
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from filelock import FileLock
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXAMPLE = REPOSITORY / "example_project"
 
+PROJECTS = REPOSITORY / "tests" / "projects"
+
 # The smallest model that is worth compiling: everything else in a test project is about something else.
-TINY_MODULE = """
-import torch
-
-class Scale(torch.nn.Module):
-    def forward(self, x):
-        return x * 2 + 1
-"""
-TINY_PYPROJECT = """
-[build-system]
-requires = ["hatchling", "hatch-aoti", "torch==2.13.0"]
-build-backend = "hatchling.build"
-
-[project]
-name = "tiny"
-version = "1.0"
-dependencies = ["torch>=2.13"]
-
-[tool.hatch.build.targets.wheel.hooks.aoti]
-
-[tool.aoti.models.scale]
-model = "tiny.model:Scale"
-inputs = { x = { shape = ["n", 4] } }
-dims = { n = { min = 1, max = 16 } }
-"""
+TINY_MODULE = (PROJECTS / "tiny" / "tiny" / "model.py").read_text(encoding="utf-8")
 
 
 def write_files(root: Path, files: dict[str, str]) -> Path:
@@ -60,8 +43,40 @@ def write_files(root: Path, files: dict[str, str]) -> Path:
 def copy_project(source: Path, target: Path) -> Path:
     """Copy a project without what builds and test runs leave in it; return the copy."""
     leavings = shutil.ignore_patterns("__pycache__", "dist", "_aoti", "_models.*", "*.pt2", "cmake", "include")
-    shutil.copytree(source, target, ignore=leavings)
+    shutil.copytree(source, target, ignore=leavings, dirs_exist_ok=True)
     return target
+
+
+def edit(root: Path, old: str, new: str, name: str = "pyproject.toml") -> None:
+    """Replace a text that has to be in a file of a project, wherever it is there."""
+    text = (root / name).read_text(encoding="utf-8")
+    assert old in text
+    (root / name).write_text(text.replace(old, new), encoding="utf-8")
+
+
+def make_project(name: str, target: Path, *edits: tuple[str, str]) -> Path:
+    """Copy `tests/projects/<name>` to `target`; return the copy.
+
+    `edits` are pairs for `edit`, and replace texts of its `pyproject.toml`.
+    """
+    root = copy_project(PROJECTS / name, target)
+    for old, new in edits:
+        edit(root, old, new)
+    return root
+
+
+def once(place: Path, make: Callable[[Path], object]) -> Path:
+    """Return `place`, which the first worker of a test run that asks for it makes, by calling `make` with it.
+
+    `make` finds nothing there, and what a worker that was killed has left is removed before.
+    """
+    made = place.with_name(f"{place.name}.made")
+    with FileLock(place.with_name(f"{place.name}.lock")):
+        if not made.exists():
+            shutil.rmtree(place, ignore_errors=True)
+            make(place)
+            made.touch()
+    return place
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +105,21 @@ def run(*command: str | os.PathLike[str], cwd: Path | None = None, environ: dict
         timeout=900,
     )
     return Ran(done.returncode, done.stdout)
+
+
+# Fixtures of tests that build wheels, or compile. One wheel is not among them: the example's, once in a test run.
+_SLOW = {"build", "guide", "watched", "elsewhere", "frontend", "compiled", "states"}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests by their fixtures; whoever takes `environ` and not the example's wheel starts builds, too."""
+    for item in items:
+        names = set(getattr(item, "fixturenames", ()))
+        if names & {*_SLOW, "environ"}:
+            item.add_marker(pytest.mark.torch)
+        if names & _SLOW or ("environ" in names and "example_wheel" not in names):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
@@ -137,16 +167,33 @@ def build(environ: dict[str, str]) -> Builder:
     return Builder(environ)
 
 
+@dataclasses.dataclass(frozen=True)
+class Projects:
+    """Copies projects of `tests/projects` into folders below `directory`."""
+
+    directory: Path
+
+    def __call__(self, name: str, *edits: tuple[str, str], into: str = "") -> Path:
+        """Copy one into the folder `into`, by default of its own name, with `edits` as in `make_project`."""
+        return make_project(name, self.directory / (into or name), *edits)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Projects:
+    """Return what copies a project below the test's own folder: `project("tiny", ("min = 1", "min = 2"))`."""
+    return Projects(tmp_path)
+
+
+@pytest.fixture
+def tiny(project: Projects) -> Path:
+    """Return a project with one small model, in a directory of its own."""
+    return project("tiny")
+
+
 @pytest.fixture(scope="session")
 def example_wheel(shared: Path, environ: dict[str, str]) -> Path:
     """Return the example project's wheel, built once in a test run, from a copy of the tree."""
-    with FileLock(shared / "example.lock"):
-        root = shared / "example"
-        if not (root / "built").exists():
-            shutil.rmtree(root, ignore_errors=True)
-            copy_project(EXAMPLE, root)
-            Builder(environ).wheel(root)
-            (root / "built").touch()
+    root = once(shared / "example", lambda root: Builder(environ).wheel(copy_project(EXAMPLE, root)))
     [wheel] = (root / "dist").glob("*.whl")
     return wheel
 
@@ -154,11 +201,7 @@ def example_wheel(shared: Path, environ: dict[str, str]) -> Path:
 @pytest.fixture(scope="session")
 def installed_example(shared: Path, example_wheel: Path) -> Path:
     """Return a directory with the example's wheel installed, to put on an import path. Leave it as it is."""
-    directory = shared / "example-installed"
-    with FileLock(shared / "example-installed.lock"):
-        if not directory.exists():
-            unpack(example_wheel, shared / "example-partial").rename(directory)
-    return directory
+    return once(shared / "example-installed", lambda directory: unpack(example_wheel, directory))
 
 
 @pytest.fixture(scope="session")
@@ -166,20 +209,15 @@ def guide(shared: Path, environ: dict[str, str]) -> Path:
     """Return the project of `guide_project.py`, built once in a test run: see `guide_wheel`. Leave it as it is."""
     from guide_project import write_guide  # imports torch, which most test files do not need
 
-    root = shared / "guide"
-    with FileLock(shared / "guide.lock"):
-        if not (root / "built").exists():
-            shutil.rmtree(root, ignore_errors=True)
-            # Not into the tree: a build notes that the folder has changed.
-            Builder(environ)(write_guide(root), "--wheel", "--outdir", os.fspath(shared / "guide-dist")).check()
-            (root / "built").touch()
-    return root
+    # Not into the tree: a build notes that the folder has changed.
+    options = ("--wheel", "--outdir", os.fspath(shared / "guide-dist"))
+    return once(shared / "guide", lambda root: Builder(environ)(write_guide(root), *options).check())
 
 
 @pytest.fixture(scope="session")
 def guide_wheel(shared: Path, guide: Path) -> Path:
     """Return the wheel of `guide`."""
-    assert (guide / "built").exists()
+    assert guide.is_dir()
     [wheel] = (shared / "guide-dist").glob("*.whl")
     return wheel
 
@@ -187,42 +225,7 @@ def guide_wheel(shared: Path, guide: Path) -> Path:
 @pytest.fixture(scope="session")
 def installed_guide(shared: Path, guide_wheel: Path) -> Path:
     """Return a directory with the wheel of `guide` installed, to put on an import path. Leave it as it is."""
-    directory = shared / "guide-installed"
-    with FileLock(shared / "guide-installed.lock"):
-        if not directory.exists():
-            unpack(guide_wheel, shared / "guide-partial").rename(directory)
-    return directory
-
-
-@pytest.fixture
-def tiny(tmp_path: Path) -> Path:
-    """Return a project with one small model, in a directory of its own."""
-    files = {"pyproject.toml": TINY_PYPROJECT, "tiny/__init__.py": "", "tiny/model.py": TINY_MODULE}
-    return write_files(tmp_path / "tiny", files)
-
-
-WATCHED_MODULE = """
-import json
-import os
-import sys
-from pathlib import Path
-
-import torch
-
-try:
-    from watched import local_settings
-except ImportError:
-    local_settings = None
-
-EVERYTHING = dict(os.environ)
-PIN = (Path(__file__).parent / "pin.txt").read_text()
-
-class Watched(torch.nn.Module):
-    def forward(self, x):
-        ours = [name for name in sys.modules if name.partition(".")[0] == "hatch_aoti"]
-        (Path(__file__).parent.parent / "loaded.json").write_text(json.dumps(ours))  # last when the model is verified
-        return x * 7 + 5
-"""
+    return once(shared / "guide-installed", lambda directory: unpack(guide_wheel, directory))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,21 +245,9 @@ class Watched:
 @pytest.fixture(scope="session")
 def watched(shared: Path, environ: dict[str, str]) -> Watched:
     """Return a project, built once in a test run, whose model looks at everything around it. Leave it as it is."""
-    files = {
-        "pyproject.toml": TINY_PYPROJECT.replace("tiny.model:Scale", "watched.model:Watched")
-        .replace('"tiny"', '"watched"')
-        .replace("models.scale", "models.watched"),
-        "watched/__init__.py": "",
-        "watched/model.py": WATCHED_MODULE,
-        "watched/pin.txt": "pin-3141592653",
-    }
     variables = {"DEPLOY_TOKEN": "token-2718281828", "PIP_BUILD_TRACKER": "/tmp/tracker-1"}
-    root = shared / "watched"
-    with FileLock(shared / "watched.lock"):
-        if not (root / "built").exists():
-            shutil.rmtree(root, ignore_errors=True)
-            Builder({**environ, **variables}).wheel(write_files(root, files))
-            (root / "built").touch()
+    builder = Builder({**environ, **variables})
+    root = once(shared / "watched", lambda root: builder.wheel(make_project("watched", root)))
     return Watched(root, variables, {"token": "token-2718281828", "pin": "pin-3141592653"})
 
 

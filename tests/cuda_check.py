@@ -58,7 +58,7 @@ def check(device: str) -> None:
     """Compare with eager on every device, and try the options at load."""
     from example_project._models import load, ranker
 
-    from example_project import ranker as ranker_source
+    from example_project import ranker as ranker_source  # type: ignore[attr-defined]
 
     places = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if device == "cuda" else ["cpu"]
     settings = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["aoti"]["models"][

@@ -21,8 +21,12 @@ import tempfile
 import time
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SHAPE = (3, 4)
 _LEAST, _MOST = -(2**63), 2**63 - 1
@@ -42,7 +46,7 @@ def normal(x):
 
 
 # name -> (kinds of arguments, kind of result, function). E: exact floats, F: floats, I: integers, N: indices.
-OPERATORS = {
+OPERATORS: dict[str, tuple[str, str, Callable[..., Any]]] = {
     "abs": ("E", "E", torch.abs),
     "neg": ("E", "E", torch.neg),
     "relu": ("E", "E", torch.relu),
@@ -91,7 +95,7 @@ class Graph(torch.nn.Module):
         super().__init__()
         chance = random.Random(number)
         kinds = ["E", "E", "I", "I", "N"]
-        self.steps = []
+        self.steps: list[tuple[str, list[int]]] = []
         values = list(example())
         while len(self.steps) < size:
             name = chance.choice(sorted(OPERATORS))

@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 from hatch_aoti.artifact.cache import Cache, file_digest, open_cache
 from hatch_aoti.build import pipeline
@@ -29,7 +30,7 @@ SUMS = "SHA256SUMS.json"
 PATIENCE = 120  # seconds; not what is tested, only an end to waiting for a FIFO
 
 
-def results_in(clean: Path) -> dict[str, dict]:
+def results_in(clean: Path) -> dict[str, dict[str, Any]]:
     """Return what the workers said at the build that filled the clean cache, by model."""
     notes = [json.loads(path.read_bytes().partition(b"\n")[2])[0] for path in clean.glob("notes/*/*.json")]
     return {note["value"]["name"]: note for note in notes}
@@ -57,7 +58,7 @@ def finished_jobs(clean: Path, remade: list[str]):
     return lambda jobs, **_: [make(job) for job in jobs]
 
 
-def use(project, clean: Path, directory: Path) -> dict:
+def use(project, clean: Path, directory: Path) -> dict[str, Any]:
     """Build with a cache, see whether its headers are believed, and empty it; return what came of it."""
     remade: list[str] = []
     pipeline.run_jobs = finished_jobs(clean, remade)

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,7 +43,7 @@ class Work:
             with torch.no_grad():
                 self.good.append((args, eager(*args)))
         args = kind.inputs()
-        self.bad = [
+        self.bad: list[tuple[tuple[Any, ...], Any]] = [
             ((args[0].to(torch.complex64), *args[1:]), TypeError),
             ((args[0].unsqueeze(0), *args[1:]), ValueError),
             ((args[0].to_sparse() if args[0].is_floating_point() else args[0].to("meta"), *args[1:]), Exception),
@@ -96,7 +97,8 @@ def soak(folder, seconds, names):
     place = tempfile.mkdtemp(prefix="soak-")
     os.environ["TMPDIR"] = tempfile.tempdir = place
     todo, end = works(folder, names), time.monotonic() + seconds
-    faults, counts, loads, children = [], [0] * _THREADS, [0] * _THREADS, 0
+    faults: list[str] = []
+    counts, loads, children = [0] * _THREADS, [0] * _THREADS, 0
 
     def thread(number):
         chance = random.Random(number)

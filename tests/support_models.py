@@ -105,7 +105,7 @@ def compile_model(name: str, module: nn.Module, args, kwargs, dynamic_shapes, di
             *plain_containers(program.example_inputs),
             options={"aot_inductor.package": True, **inductor_options(signature)},
         )
-        package_aoti(str(path), files)
+        package_aoti(str(path), files)  # type: ignore[arg-type]
     return AccessorModel(name, signature, (Variant("native", path.name),), f"support_models:{type(module).__name__}")
 
 

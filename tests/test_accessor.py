@@ -18,6 +18,7 @@ import types
 import warnings
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import caller_states
 import pytest
@@ -43,7 +44,12 @@ from hatch_aoti.runtime.declarations import Variant
 from hatch_aoti.settings.reader import RESERVED_NAMES
 from hatch_aoti.wheel.accessor import AccessorModel, render, runtime_files
 
-BUILD = {"torch_version": "2.13.0+cpu", "system": "Linux", "machine": "x86_64", "hatch_aoti_version": "1.2"}
+BUILD: dict[str, Any] = {
+    "torch_version": "2.13.0+cpu",
+    "system": "Linux",
+    "machine": "x86_64",
+    "hatch_aoti_version": "1.2",
+}
 
 X = TensorInput("x", "float32", (Size(((1, "n"),)), Size(plus=4)))
 DOUBLE = Signature(
@@ -76,6 +82,8 @@ def load_module(path: Path):
     spec = importlib.util.spec_from_file_location(
         package, path.parent / "__init__.py", submodule_search_locations=[os.fspath(path.parent)]
     )
+    assert spec
+    assert spec.loader
     sys.modules[package] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return importlib.import_module(f"{package}._models")
@@ -150,7 +158,7 @@ def test_the_text_depends_on_nothing_but_the_arguments():
 
 
 def test_the_docstring_says_what_there_is_and_how_to_call_it():
-    doc = ast.get_docstring(ast.parse(render([declare()], package="wheel", **BUILD)))
+    doc = ast.get_docstring(ast.parse(render([declare()], package="wheel", **BUILD))) or ""
     assert "double(x: float32[n, 4], flag=True) -> float32[n, 4]\n      where n = 1…16" in doc
     assert "from wheel._models import double" in doc
 
@@ -170,6 +178,7 @@ def test_a_model_has_forwards_own_parameters(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_typed_package_and_its_users_pass_strict_type_checks(tmp_path):
     install(tmp_path, declare(), package="typed")
     write_files(
@@ -220,7 +229,7 @@ def test_names_that_the_accessor_needs_cannot_be_names_of_models():
     }
     needed = {name for name in [*bound, *inside] if not name.startswith("_")} - {"net", "self", "x"}
     needed -= {
-        n.id
+        n.id  # type: ignore[attr-defined]
         for c in tree.body
         if isinstance(c, ast.ClassDef)
         for s in c.body
@@ -581,7 +590,12 @@ def test_load_gives_pytorchs_object_once_for_each_set_of_arguments(tmp_path, fak
     import torch._inductor
 
     calls = []
-    monkeypatch.setattr(torch._inductor, "aoti_load_package", lambda *a, **k: calls.append((a, k)) or Package())
+
+    def load_package(*arguments, **options):
+        calls.append((arguments, options))
+        return Package()
+
+    monkeypatch.setattr(torch._inductor, "aoti_load_package", load_package)
     module = install(tmp_path, declare())
     archive(module.double.path)
     assert module.load("double") is module.load("double", -1, False)

@@ -1,5 +1,7 @@
 """`.pt2` archives: torch reads what is written, the bytes depend on nothing else, and bad archives are refused."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import struct
@@ -7,13 +9,17 @@ import time
 import tracemalloc
 import warnings
 import zipfile
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hatch_aoti.artifact import archive
 from hatch_aoti.artifact.archive import extract_objects, join_packages, read_package, write_package
 from hatch_aoti.errors import AotiError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 FILES = {"model.so": b"\x7fELF" + bytes(5000), "model_metadata.json": b'{"AOTI_DEVICE_KEY": "cpu"}'}
 
@@ -30,7 +36,7 @@ def compiled(tmp_path_factory):
     """The archive that torch itself makes of a tiny model."""
     torch = pytest.importorskip("torch")
 
-    class Twice(torch.nn.Module):
+    class Twice(torch.nn.Module):  # type: ignore[misc, name-defined]
         def forward(self, x):
             return x * 2
 
@@ -294,10 +300,11 @@ def test_joined_archives_are_what_writing_their_models_at_once_gives(tmp_path):
     other = {**FILES, "weights.blob": bytes(range(256)) * 9000}  # more than is copied in one piece
     write_package(tmp_path / "one.pt2", {"model": FILES})
     write_package(tmp_path / "other.pt2", {"named": other})
-    for name, write, models in (
+    ways: tuple[tuple[str, Callable[..., Any], dict[str, Any]], ...] = (
         ("written", write_package, {"b": other, "a": FILES}),
         ("joined", join_packages, {"a": tmp_path / "one.pt2", "b": tmp_path / "other.pt2"}),
-    ):
+    )
+    for name, write, models in ways:
         (tmp_path / name).mkdir()
         write(tmp_path / name / "both.pt2", models)
     assert (tmp_path / "joined/both.pt2").read_bytes() == (tmp_path / "written/both.pt2").read_bytes()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY_PYPROJECT, Ran, run, run_python, snapshot, write_files
+from conftest import Ran, make_project, run, run_python, snapshot, write_files
 
 from hatch_aoti.benchmark import options, reference, wheel
 from hatch_aoti.benchmark.answers import compare_answers, leaves
@@ -88,8 +88,7 @@ class Measured:
 def measured(environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """Return what the command says of a project with one model, builds left out."""
     root = tmp_path_factory.mktemp("bench")
-    files = {"pyproject.toml": TINY_PYPROJECT, "tiny/__init__.py": "", "tiny/model.py": MODULE}
-    project = write_files(root / "project", files)
+    project = write_files(make_project("tiny", root / "project"), {"tiny/model.py": MODULE})
     (root / "tmp").mkdir()
     before = snapshot(project)
     keys = ("hatch-aoti", "eager", "torchscript", "aotinductor")
@@ -200,6 +199,7 @@ def test_tensors_are_found_in_results_of_any_structure():
     assert [leaf.item() for leaf in leaves([one.numpy(), (two,)])] == [1, 2]
 
 
+@pytest.mark.slow
 def test_an_installed_package_is_measured_without_its_source(
     installed_example: Path, environ: dict[str, str], tmp_path: Path
 ):

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from conftest import Builder, Ran, names_in, run, run_python, unpack, write_files
+from conftest import Builder, Ran, edit, make_project, names_in, run, run_python, unpack, write_files
 from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
@@ -68,12 +68,6 @@ def read(wheel: Path, ending: str) -> str:
 
 def metadata(wheel: Path, ending: str = "METADATA") -> list[tuple[str, str]]:
     return Parser().parsestr(read(wheel, ending)).items()
-
-
-def edit(root: Path, old: str, new: str, name: str = "pyproject.toml") -> None:
-    text = (root / name).read_text(encoding="utf-8")
-    assert old in text
-    (root / name).write_text(text.replace(old, new), encoding="utf-8")
 
 
 # --- What is in the wheel -------------------------------------------------------------------------------------------
@@ -289,61 +283,11 @@ def test_project_and_cache_may_have_spaces_and_non_ascii_letters_in_their_paths(
 
 # --- Failing models -------------------------------------------------------------------------------------------------
 
-FAILING = {
-    "pyproject.toml": """
-        [build-system]
-        requires = ["hatchling", "hatch-aoti", "torch==2.13.0"]
-        build-backend = "hatchling.build"
-
-        [project]
-        name = "failing"
-        version = "1.0"
-
-        [tool.hatch.build.targets.wheel.hooks.aoti]
-
-        [tool.aoti.models.aborts]
-        model = "failing.crashes:aborts"
-        inputs = { x = { shape = [4] } }
-
-        [tool.aoti.models.is_killed]
-        model = "failing.crashes:is_killed"
-        inputs = { x = { shape = [4] } }
-
-        [tool.aoti.models.leaves]
-        model = "failing.crashes:leaves"
-        inputs = { x = { shape = [4] } }
-
-        [tool.aoti.models.raises]
-        model = "failing.crashes:raises"
-        inputs = { x = { shape = [4] } }
-        """,
-    "failing/__init__.py": "",
-    "failing/crashes.py": """
-        import os, signal
-
-        def aborts():
-            print("last words before abort", flush=True)
-            os.abort()
-
-        def is_killed():
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        def leaves():
-            os._exit(7)
-
-        def raises():
-            return look_up("layers")
-
-        def look_up(key):
-            return {"depth": 3}[key]
-        """,
-}
-
 
 @pytest.fixture(scope="module")
 def failed(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -> tuple[Path, Ran]:
     """Build a project whose models all fail, each in its way; return its root and the failed build."""
-    root = write_files(tmp_path_factory.mktemp("failing"), FAILING)
+    root = make_project("failing", tmp_path_factory.mktemp("failing") / "project")
     return root, Builder(environ)(root)
 
 
@@ -380,7 +324,7 @@ def test_what_a_crashing_model_printed_last_is_shown(failed: tuple[Path, Ran]):
 @failures
 def test_an_exception_in_user_code_comes_with_the_users_own_traceback(failed: tuple[Path, Ran]):
     root, ran = failed
-    assert f'File "{root / "failing" / "crashes.py"}", line 14, in raises' in ran.output
+    assert f'File "{root / "failing" / "crashes.py"}", line 19, in raises' in ran.output
     assert 'return {"depth": 3}[key]' in ran.output
     assert "hatch_aoti" not in "".join(line for line in ran.output.splitlines() if line.strip().startswith("File "))
 

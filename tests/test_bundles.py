@@ -12,10 +12,10 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import names_in, run, run_python
+from conftest import edit, names_in, run, run_python
 from guide_project import BUNDLED
 
 from hatch_aoti.artifact.archive import read_package, write_package
@@ -162,13 +162,7 @@ def copy(guide: Path, environ: dict[str, str], tmp_path: Path) -> Path:
     """Return a copy of the project elsewhere. The cache has all of its models, and none of its bundles."""
     for bundle in Path(environ["HATCH_AOTI_CACHE_DIR"]).glob("artifacts/*/*/vision*.pt2"):
         shutil.rmtree(bundle.parent)
-    return shutil.copytree(guide, tmp_path / "else where", ignore=shutil.ignore_patterns("built"))
-
-
-def edit(root: Path, file: str, old: str, new: str) -> None:
-    text = (root / file).read_text(encoding="utf-8")
-    assert old in text
-    (root / file).write_text(text.replace(old, new), encoding="utf-8")
+    return shutil.copytree(guide, tmp_path / "else where")
 
 
 def bundle_in(wheel: Path, directory: Path) -> dict[str, dict[str, bytes]]:
@@ -186,7 +180,7 @@ def test_a_build_elsewhere_gives_the_same_bytes_and_a_change_to_one_model_compil
     wheel = tmp_path / "dist" / guide_wheel.name
     assert wheel.read_bytes() == guide_wheel.read_bytes()
 
-    edit(copy, "guide/rows.py", "return x.flatten(1) @ self.weight", "return x.flatten(1) @ self.weight + 1")
+    edit(copy, "return x.flatten(1) @ self.weight", "return x.flatten(1) @ self.weight + 1", "guide/rows.py")
     output = build(copy, "--wheel", "--outdir", str(tmp_path / "dist")).check().output
     assert output.count("from the cache") == 4
     [row] = [line for line in output.splitlines() if line.startswith(" rows ")]
@@ -208,7 +202,7 @@ def test_folders_and_editable_trees_get_the_same_bundle_and_changing_bundles_com
     assert (copy / "guide" / "vision.pt2").read_bytes() == expected
     assert "/vision.pt2\n" in (copy / "guide" / ".gitignore").read_text(encoding="utf-8")
 
-    edit(copy, "pyproject.toml", 'bundle = "vision"', 'bundle = "eyes"')
+    edit(copy, 'bundle = "vision"', 'bundle = "eyes"')
     output = run(*editable, cwd=copy, environ=environ).check().output
     assert output.count("from the cache") == 5
     names = sorted(path.name for path in (copy / "guide").glob("*.pt2"))
@@ -286,7 +280,7 @@ def test_a_damaged_part_is_named_and_leaves_no_bundle(tmp_path: Path):
     assert not list((tmp_path / "cache").glob("artifacts/*/*"))
 
 
-class Notes(list):
+class Notes(list[str]):
     """Stands in for the reporter."""
 
     def note(self, text: str) -> None:
@@ -303,7 +297,7 @@ class Notes(list):
     ],
     ids=["large", "small", "external", "no weights"],
 )
-def test_equal_weights_in_a_bundle_are_pointed_out(change: dict, said: bool, tmp_path: Path):
+def test_equal_weights_in_a_bundle_are_pointed_out(change: dict[str, Any], said: bool, tmp_path: Path):
     about = {"size": 2 << 20, "constants": "ab", **change}
     results = [result(tmp_path, name, **about) for name in ("encode", "decode", "alone")]
     results.append(result(tmp_path, "other", **{**about, "constants": "cd"}))

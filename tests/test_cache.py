@@ -9,7 +9,7 @@ import os
 import stat
 import time
 from concurrent.futures import ProcessPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,6 +17,7 @@ from hatch_aoti.artifact.cache import Cache, open_cache
 from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 KEY = "ab" + "0" * 62
@@ -232,8 +233,15 @@ def test_a_path_with_spaces_gets_a_link_that_nobody_else_can_have_made(tmp_path,
 @pytest.mark.parametrize("key", ["", "..", "../../x", "ab", KEY.upper(), f"{KEY}\n", f"{KEY}0", f"/{KEY}", None, 5])
 def test_what_is_no_digest_is_no_key(tmp_path, key):
     cache = Cache(tmp_path)
-    uses = [cache.get, cache.place, cache.notes, lambda key: cache.add_note(key, {}), lambda key: put(cache, key)]
-    for use in [*uses, lambda key: cache.lock(key).__enter__()]:
+    uses: list[Callable[..., Any]] = [
+        cache.get,
+        cache.place,
+        cache.notes,
+        lambda key: cache.add_note(key, {}),
+        lambda key: put(cache, key),
+    ]
+    uses.append(lambda key: cache.lock(key).__enter__())
+    for use in uses:
         with pytest.raises(ValueError, match="is not a key of the cache"):
             use(key)
 

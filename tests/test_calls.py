@@ -13,6 +13,7 @@ import inspect
 import random
 import sys
 import types
+from typing import Any
 
 import numpy as np
 import pytest
@@ -369,7 +370,8 @@ def signatures(draw):
 @functools.cache
 def empty_accessor():
     """Return a `_models.py` without models, imported."""
-    package, module = types.ModuleType("p"), types.ModuleType("p._models")
+    package: Any = types.ModuleType("p")
+    module = types.ModuleType("p._models")
     package._aoti, package.__path__ = runtime, []
     module.__file__, module.__package__ = "p/_models.py", "p"
     sys.modules |= {"p": package, "p._aoti": runtime, "p._models": module}

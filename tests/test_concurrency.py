@@ -7,10 +7,13 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from conftest import run, run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.slow
 
 
 def test_eight_threads_of_a_thousand_calls_are_all_answered_right(

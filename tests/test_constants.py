@@ -94,7 +94,7 @@ def test_a_failed_write_leaves_nothing(tmp_path):
             raise RuntimeError("no memory")
 
     with pytest.raises(RuntimeError):
-        write_constants(tmp_path / "file", "model", {"w": Broken()})
+        write_constants(tmp_path / "file", "model", {"w": Broken()})  # type: ignore[dict-item]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -14,7 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from conftest import EXAMPLE, Builder, Ran, copy_project, run, run_python, unpack, write_files
+from conftest import (
+    EXAMPLE,
+    PROJECTS,
+    Builder,
+    Ran,
+    copy_project,
+    make_project,
+    once,
+    run,
+    run_python,
+    unpack,
+    write_files,
+)
 from filelock import FileLock
 
 from hatch_aoti.compiler.target import builder_cpu_features
@@ -26,219 +38,52 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.skipif(not shutil.which("cmake"), reason="cmake is not installed"),
     pytest.mark.skipif(sys.platform != "linux", reason="tested on Linux"),
+    pytest.mark.cpp,
     pytest.mark.xdist_group("cpp"),  # one program for all of them
 ]
 needs_qemu = pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="qemu-user is not installed")
 
 AVX512 = {"avx512_f", "avx512_bw", "avx512_cd", "avx512_dq", "avx512_vl"} <= builder_cpu_features()
 
-# The same images as the example's; the weight does not lie in memory as its shape suggests.
-ROWS = {
-    "tiny/__init__.py": "",
-    "tiny/model.py": """
-        import torch
-
-        class Rows(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.weight = torch.nn.Parameter(torch.randn(3, 64).t())
-
-            def forward(self, x):
-                return x.flatten(1) @ self.weight
-    """,
-    "pyproject.toml": f"""
-        [build-system]
-        requires = ["hatchling", "hatch-aoti", "torch==2.13.0"]
-        build-backend = "hatchling.build"
-
-        [project]
-        name = "tiny"
-        version = "1.0"
-        dependencies = ["torch>=2.13"]
-
-        [tool.hatch.build.targets.wheel.hooks.aoti]
-
-        [tool.aoti]
-        target = {["x86-64-v3", "x86-64-v4"] if AVX512 else ["x86-64-v3"]}
-
-        [tool.aoti.models.rows]
-        model = "tiny.model:Rows"
-        inputs = {{ x = {{ shape = ["n", 1, 8, 8] }} }}
-        dims = {{ n = {{ min = 1, max = 16 }} }}
-        constants = "external"
-    """,
-}
 BEST = "rows.x86-64-v4.pt2" if AVX512 else "rows.pt2"
 LEAST = "rows.x86-64-v3.pt2" if AVX512 else "rows.pt2"
-
-# Eager raises for some values; embedding's check is in a loop that threads share (pytorch/pytorch#195402).
-CAREFUL = {
-    "careful/__init__.py": "",
-    "careful/model.py": """
-        import torch
-
-        class Lookup(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.table = torch.nn.Embedding(100, 16)
-
-            def forward(self, index):
-                return self.table(index)
-
-        class Quotient(torch.nn.Module):
-            def forward(self, x, y):
-                return torch.div(x, y, rounding_mode="trunc")
-
-        def pair():
-            return torch.full((9, 8), 7), torch.full((9, 8), 2)
-    """,
-    "pyproject.toml": """
-        [build-system]
-        requires = ["hatchling", "hatch-aoti", "torch==2.13.0"]
-        build-backend = "hatchling.build"
-
-        [project]
-        name = "careful"
-        version = "1.0"
-        dependencies = ["torch>=2.13"]
-
-        [tool.hatch.build.targets.wheel.hooks.aoti]
-
-        [tool.aoti]
-        target = "x86-64-v3"
-
-        [tool.aoti.models.lookup]
-        model = "careful.model:Lookup"
-        inputs = { index = { shape = ["n", 8], dtype = "int64", high = 100 } }
-        dims = { n = { min = 1, max = 1024 } }
-
-        [tool.aoti.models.quotient]
-        model = "careful.model:Quotient"
-        inputs = "careful.model:pair"
-        dynamic-shapes = { x = { 0 = "n" }, y = { 0 = "n" } }
-        dims = { n = { min = 1, max = 1024 } }
-    """,
-}
-CAREFUL_PROGRAM = r"""
-#include <careful/models.h>
-#include <example_project/models.h>
-
-#include <ATen/ops/full.h>
-#include <ATen/ops/randn.h>
-
-#include <cstdio>
-#include <thread>
-
-namespace {
-
-void values(const std::string& folder) {
-  careful::Model lookup("lookup", folder);
-  careful::Model quotient("quotient", folder);
-  for (const int threads : {1, 8}) {
-    at::set_num_threads(threads);
-    for (const int64_t batch : {1, 4, 1024}) {
-      const at::Tensor index = at::full({batch, 8}, 7, at::kLong);
-      const at::Tensor before = lookup.run({index}).at(0);
-      for (const int64_t wrong : {100, -1}) {
-        at::Tensor bad = index.clone();
-        bad[batch - 1][7] = wrong;
-        try {
-          lookup.run({bad});
-          std::printf("lookup answers %d\n", static_cast<int>(wrong));
-        } catch (const careful::RunError& error) {
-          std::printf("%s\n", error.what());
-        }
-      }
-      try {
-        quotient.run({index, at::full({batch, 8}, 0, at::kLong)});
-        std::printf("quotient answers\n");
-      } catch (const careful::RunError& error) {
-        std::printf("%s\n", error.what());
-      }
-      const bool three = quotient.run({index, at::full({batch, 8}, -2, at::kLong)}).at(0).eq(-3).all().item<bool>();
-      std::printf("%s\n", three && lookup.run({index}).at(0).equal(before) ? "goes on" : "other answers");
-    }
-  }
-}
-
-void threads(const std::string& folder, const std::string& other) {
-  std::vector<std::thread> all;
-  for (int number = 0; number < 16; ++number) {
-    all.emplace_back([&, number] {
-      for (int round = 0; round < 50; ++round) {
-        try {
-          if ((number + round) % 2 == 0) {
-            careful::Model("lookup", folder).run({at::full({1, 8}, 7, at::kLong)});
-          } else {
-            example_project::Model("ranker", other).run({at::randn({2, 10})});
-          }
-        } catch (const std::exception& error) {
-          std::printf("%s\n", error.what());
-        }
-      }
-    });
-  }
-  for (std::thread& thread : all) {
-    thread.join();
-  }
-  std::printf("800 loads\n");
-}
-
-}  // namespace
-
-int main(int, char** argv) {
-  if (std::string(argv[1]) == "values") {
-    values(argv[2]);
-  } else {
-    threads(argv[2], argv[3]);
-  }
-}
-"""
 
 
 @pytest.fixture(scope="session")
 def careful(shared: Path, environ: dict[str, str]) -> Path:
     """Return the installed package `careful`."""
-    site = shared / "careful-installed"
-    with FileLock(shared / "careful.lock"):
-        if not site.exists():
-            unpack(Builder(environ).wheel(write_files(shared / "careful-project", CAREFUL)), site)
-    return site / "careful"
+
+    def make(site: Path) -> None:
+        unpack(Builder(environ).wheel(make_project("careful", shared / "careful-project")), site)
+
+    return once(shared / "careful-installed", make) / "careful"
 
 
 @pytest.fixture(scope="session")
 def two_wheels(shared: Path, careful: Path, installed_example: Path, environ: dict[str, str]) -> Path:
     """Return a program that uses the headers of two wheels."""
-    source, build = shared / "two-wheels", shared / "two-wheels-build"
-    with FileLock(shared / "two-wheels.lock"):
-        if not (build / "two_wheels").exists():
-            source.mkdir(exist_ok=True)
-            (source / "main.cpp").write_text(CAREFUL_PROGRAM, encoding="utf-8")
-            (source / "CMakeLists.txt").write_text(
-                "cmake_minimum_required(VERSION 3.18)\nproject(two_wheels LANGUAGES CXX)\n"
-                "find_package(careful CONFIG REQUIRED)\nfind_package(example_project CONFIG REQUIRED)\n"
-                "add_executable(two_wheels main.cpp)\n"
-                "target_link_libraries(two_wheels PRIVATE careful::models example_project::models)\n",
-                encoding="utf-8",
-            )
-            options = [
-                f"-Dcareful_DIR={careful / 'cmake'}",
-                f"-Dexample_project_DIR={installed_example / 'example_project' / 'cmake'}",
-                f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
-            ]
-            run("cmake", "-S", source, "-B", build, *options, environ=environ).check()
-            run("cmake", "--build", build, environ=environ).check()
-    return build / "two_wheels"
+    options = [
+        f"-Dcareful_DIR={careful / 'cmake'}",
+        f"-Dexample_project_DIR={installed_example / 'example_project' / 'cmake'}",
+        f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}",
+    ]
+
+    def make(build: Path) -> None:
+        run("cmake", "-S", PROJECTS / "two_wheels", "-B", build, *options, environ=environ).check()
+        run("cmake", "--build", build, environ=environ).check()
+
+    return once(shared / "two-wheels-build", make) / "two_wheels"
 
 
 @pytest.fixture(scope="session")
 def rows(shared: Path, environ: dict[str, str]) -> Path:
     """Return the installed package `tiny`: external constants, and two CPU baselines where both can be built."""
-    site = shared / "rows-installed"
-    with FileLock(shared / "rows.lock"):
-        if not site.exists():
-            unpack(Builder(environ).wheel(write_files(shared / "rows-project", ROWS)), site)
-    return site / "tiny"
+
+    def make(site: Path) -> None:
+        edits = [] if AVX512 else [('["x86-64-v3", "x86-64-v4"]', '["x86-64-v3"]')]
+        unpack(Builder(environ).wheel(make_project("rows", shared / "rows-project", *edits)), site)
+
+    return once(shared / "rows-installed", make) / "tiny"
 
 
 @pytest.fixture(scope="session")
@@ -311,6 +156,7 @@ def test_the_models_of_a_bundle_print_what_python_prints(
     assert len(numbers(ran.output)) == 9
 
 
+@pytest.mark.qemu
 @needs_qemu
 def test_an_older_cpu_gets_the_baseline_that_it_can_run(inference: Path, rows: Path):
     # pytorch/pytorch#121516: it used to be a SIGILL
@@ -320,6 +166,7 @@ def test_an_older_cpu_gets_the_baseline_that_it_can_run(inference: Path, rows: P
     assert floats(numbers(there.output)) == pytest.approx(floats(numbers(here.output)), abs=2e-3)
 
 
+@pytest.mark.qemu
 @needs_qemu
 def test_a_cpu_below_every_baseline_is_refused_in_words(inference: Path, rows: Path):
     ran = run("qemu-x86_64", "-cpu", "Nehalem", inference, "rows", rows)

@@ -105,7 +105,7 @@ def test_all_models_that_must_have_a_gpu_are_named_where_there_is_none():
 class Machine:
     """A made-up machine: what `torch.cuda` says of it, and which GPU is current."""
 
-    def __init__(self, *gpus: tuple[int, int], cuda: str = "12.6", trouble: str = "") -> None:
+    def __init__(self, *gpus: tuple[int, int], cuda: str | None = "12.6", trouble: str = "") -> None:
         self.gpus, self.cuda, self.trouble, self.current = gpus, cuda, trouble, 0
 
     def install(self, patch: pytest.MonkeyPatch) -> Machine:
@@ -329,7 +329,7 @@ def test_a_wheel_for_a_gpu_says_so_in_metadata_that_installers_keep(tiny, tmp_pa
     options = ("--no-deps", "--no-index", "--target", tmp_path / "site")
     run(sys.executable, "-m", "pip", "install", "--quiet", *options, wheel, environ=environ).check()
     [installed] = importlib.metadata.distributions(path=[str(tmp_path / "site")])
-    said = json.loads(installed.read_text("extra_metadata/hatch_aoti/devices.json"))
+    said = json.loads(installed.read_text("extra_metadata/hatch_aoti/devices.json") or "")
     assert said == {"schema": 1, "models": {"scale": {"cuda": "12.6", "architectures": ["sm_80", "compute_80"]}}}
     [model] = inspect_path(tmp_path / "site" / "tiny").models
     assert model.gpu == GpuReport("NVIDIA A100", "12.6", ("sm_80", "compute_80"))

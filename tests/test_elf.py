@@ -125,6 +125,7 @@ def test_a_version_table_that_does_not_end_is_refused(plain):
     data = bytearray(plain.read_bytes())
     with plain.open("rb") as stream:
         section = ELFFile(stream).get_section_by_name(".gnu.version_r")
+        assert section is not None
         start = section["sh_offset"]
     # vn_cnt is the second half-word of the first record; vna_next, its auxiliary's last word, is already 0
     struct.pack_into("<H", data, start + 2, 60000)

@@ -12,9 +12,8 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import TINY_MODULE, Builder, run, write_files
-from test_build import edit
-from test_reproducibility import COMPUTED, assert_same
+from conftest import TINY_MODULE, Builder, Projects, edit, run, write_files
+from test_reproducibility import assert_same
 
 from hatch_aoti.compiler.toolchain import find_toolchain
 from hatch_aoti.settings.environment import compose, is_settled, tool_variables
@@ -89,7 +88,9 @@ def traps(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_build_under_forty_variables_is_the_same_wheel(tmp_path: Path, build: Builder, traps: Path):
+def test_a_build_under_forty_variables_is_the_same_wheel(
+    tmp_path: Path, project: Projects, build: Builder, traps: Path
+):
     """Each of them is set in the second build at once, with nothing in the cache but precompiled headers.
 
     That they matter where they are seen is what `test_the_traps_work` shows for the compiler's, and the test below, of
@@ -98,11 +99,11 @@ def test_a_build_under_forty_variables_is_the_same_wheel(tmp_path: Path, build: 
     variables = {name: value.format(traps=traps) for name, value in {**TRAPS, **CHANGING, **HARMLESS}.items()}
     assert len(variables) >= 30
     fixed = {name: value for name, value in variables.items() if name in OF_HATCHLING}
-    before = build.wheel(write_files(tmp_path / "first", COMPUTED), **fixed)
+    before = build.wheel(project("computed", into="first"), **fixed)
     cache = tmp_path / "cache"
     of_results = shutil.ignore_patterns("artifacts", "notes", "scratch", "debug")
     shutil.copytree(build.environ["HATCH_AOTI_CACHE_DIR"], cache, ignore=of_results)
-    second = write_files(tmp_path / "second", COMPUTED)
+    second = project("computed", into="second")
     ran = build(second, **variables, HATCH_AOTI_CACHE_DIR=os.fspath(cache)).check()
     assert "from the cache" not in ran.output
     [after] = (second / "dist").glob("*.whl")
@@ -113,7 +114,7 @@ def test_a_build_under_forty_variables_is_the_same_wheel(tmp_path: Path, build: 
 @pytest.mark.parametrize("name", sorted(TRAPS))
 def test_the_traps_work(name: str, traps: Path, tmp_path: Path):
     write_files(tmp_path, {"a.cpp": "#include <vector>\nint f() { return std::vector<int>(3).size(); }\n"})
-    command = ["g++", "-shared", "-fPIC", "-fopenmp", "-o", tmp_path / "a.so", tmp_path / "a.cpp"]
+    command: list[str | Path] = ["g++", "-shared", "-fPIC", "-fopenmp", "-o", tmp_path / "a.so", tmp_path / "a.cpp"]
     if name == "C_INCLUDE_PATH":  # not for C++
         command[:1], command[-1:] = ["gcc"], [write_files(tmp_path, {"a.c": "#include <math.h>\n"}) / "a.c"]
     run(*command, environ=dict(os.environ)).check()

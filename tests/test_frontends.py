@@ -12,8 +12,7 @@ import venv
 from pathlib import Path
 
 import pytest
-from conftest import EXAMPLE, REPOSITORY, Builder, copy_project, names_in, run
-from filelock import FileLock
+from conftest import EXAMPLE, REPOSITORY, Builder, copy_project, names_in, once, run
 from test_build import EXAMPLE_FILES
 
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
@@ -23,20 +22,14 @@ MODELS = ("_models.json", "_models.py", "digits.pt2", "ranker.pt2")
 @pytest.fixture(scope="session")
 def wheelhouse(shared: Path, environ: dict[str, str]) -> Path:
     """Return a folder with hatch-aoti's own wheel, for isolated builds to find."""
-    with FileLock(shared / "wheelhouse.lock"):
-        house = shared / "wheelhouse"
-        if not house.exists():
-            root = shared / "hatch-aoti"
-            shutil.rmtree(root, ignore_errors=True)
-            for name in ("pyproject.toml", "README.md", "LICENSE"):
-                root.mkdir(exist_ok=True)
-                shutil.copy(REPOSITORY / name, root)
-            shutil.copytree(
-                REPOSITORY / "hatch_aoti", root / "hatch_aoti", ignore=shutil.ignore_patterns("__pycache__")
-            )
-            Builder(environ).wheel(root)
-            (root / "dist").rename(house)
-    return house
+
+    def make(root: Path) -> None:
+        copy_project(REPOSITORY / "hatch_aoti", root / "hatch_aoti")
+        for name in ("pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy(REPOSITORY / name, root)
+        Builder(environ).wheel(root)
+
+    return once(shared / "hatch-aoti", make) / "dist"
 
 
 @pytest.fixture

@@ -118,6 +118,7 @@ def test_sources_are_included_on_request_and_name_no_builder(tiny: Path, build: 
     assert find_traces(wheel, [str(tiny), environ["HATCH_AOTI_CACHE_DIR"], *builder_traces()]) == []
 
 
+@pytest.mark.slow
 def test_the_artifact_is_at_most_a_quarter_of_what_torch_makes(installed_example: Path, tmp_path: Path):
     stock = tmp_path / "stock.pt2"
     program = f"""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import Builder, Ran, run, write_files
+from conftest import Builder, Ran, make_project, run, write_files
 
 from hatch_aoti.artifact.cache import Cache
 
@@ -29,48 +29,6 @@ if TYPE_CHECKING:
 
 ROOT = os.geteuid() == 0
 SUMS = "SHA256SUMS.json"
-FILES = {
-    "pyproject.toml": """
-        [build-system]
-        requires = ["hatchling", "hatch-aoti", "torch==2.13.0"]
-        build-backend = "hatchling.build"
-
-        [project]
-        name = "hostile"
-        version = "1.0"
-        dependencies = ["torch>=2.13"]
-
-        [tool.hatch.build.targets.wheel.hooks.aoti]
-
-        [tool.aoti.models.outside]
-        model = "hostile.model:Rows"
-        inputs = { x = { shape = ["n", 64] } }
-        dims = { n = { min = 1, max = 16 } }
-        constants = "external"
-
-        [tool.aoti.models.bundled]
-        model = "hostile.model:Scale"
-        inputs = { x = { shape = ["n", 4] } }
-        dims = { n = { min = 1, max = 16 } }
-        bundle = "both"
-    """,
-    "hostile/__init__.py": "",
-    "hostile/model.py": """
-        import torch
-
-        class Scale(torch.nn.Module):
-            def forward(self, x):
-                return x * 2 + 1
-
-        class Rows(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.weight = torch.nn.Parameter(torch.arange(64.0))
-
-            def forward(self, x):
-                return x * self.weight
-    """,
-}
 
 
 def confined(place: Path) -> list[str]:
@@ -103,7 +61,7 @@ class Built:
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory, environ: dict[str, str]) -> Built:
     base = tmp_path_factory.mktemp("hostile")
-    project, cache = write_files(base / "project", FILES), base / "cache"
+    project, cache = make_project("hostile", base / "project"), base / "cache"
     warm = Path(environ["HATCH_AOTI_CACHE_DIR"]) / "headers"  # of other tests: they take 10 s each
     if warm.is_dir():
         shutil.copytree(warm, Cache(cache).root / "headers", copy_function=os.link, dirs_exist_ok=True)
@@ -156,7 +114,7 @@ class World:
         return seen
 
 
-CASES: dict[str, Callable[[World], None]] = {}
+CASES: dict[str, Callable[[World], Any]] = {}
 
 FILES_OF = {
     "the tag": "CACHEDIR.TAG",
@@ -228,7 +186,7 @@ def replace_by(kind: str, world: World, path: Path) -> None:
         raise AssertionError(kind)
 
 
-FILE_DAMAGE: dict[str, Callable[[World, Path], None]] = {
+FILE_DAMAGE: dict[str, Callable[[World, Path], Any]] = {
     "its first bit flipped": lambda world, path: flip(world, path, 0),
     "a bit in the middle flipped": lambda world, path: flip(world, path, path.stat().st_size // 2),
     "its last bit flipped": lambda world, path: flip(world, path, -1),
@@ -242,7 +200,7 @@ FILE_DAMAGE: dict[str, Callable[[World, Path], None]] = {
         for kind in ("a link to where it is now", "a link to a canary", "a FIFO", "a device", "a folder", "nothing")
     },
 }
-FOLDER_DAMAGE: dict[str, Callable[[World, Path], None]] = {
+FOLDER_DAMAGE: dict[str, Callable[[World, Path], Any]] = {
     "write permission for all": lambda _, path: path.chmod(0o777),
     "another owner": give_away,
     "another file in it": lambda _, path: (path / "extra").write_text("x") and None,
@@ -332,15 +290,13 @@ def with_path(name: str) -> Callable[[World, Any], Any]:
 CASES |= {
     f"a note with the key {str(key)[:20]!r} ({number})": crafted(with_key(key)) for number, key in enumerate(KEYS)
 }
-CASES |= {
-    f"a note whose {part} is {json.dumps(value)[:30]}": crafted(with_part(part, value))
-    for part, value in [
-        ("artifacts", []), ("artifacts", None), ("artifacts", [5]), ("artifacts", [{}]), ("artifacts", {"a": 1}),
-        ("trace", None), ("trace", []), ("trace", {}), ("trace", {"files": 5, "folders": 5, "environ": 5}),
-        ("signature", {}), ("signature", None), ("signature", {"class": "Dim"}), ("signature", {"class": "os"}),
-        ("name", "../../victim"), ("name", None), ("device", "other"), ("error", {"reason": "x"}), ("unknown", 1),
-    ]
-}  # fmt: skip
+PARTS: list[tuple[str, Any]] = [
+    ("artifacts", []), ("artifacts", None), ("artifacts", [5]), ("artifacts", [{}]), ("artifacts", {"a": 1}),
+    ("trace", None), ("trace", []), ("trace", {}), ("trace", {"files": 5, "folders": 5, "environ": 5}),
+    ("signature", {}), ("signature", None), ("signature", {"class": "Dim"}), ("signature", {"class": "os"}),
+    ("name", "../../victim"), ("name", None), ("device", "other"), ("error", {"reason": "x"}), ("unknown", 1),
+]  # fmt: skip
+CASES |= {f"a note whose {part} is {json.dumps(value)[:30]}": crafted(with_part(part, value)) for part, value in PARTS}
 CASES |= {
     "a note that names files elsewhere": crafted(with_path("canary")),
     "a note that names a folder": crafted(with_path("victim/..")),
@@ -445,7 +401,7 @@ def link_locks(world: World) -> None:
         (world.cache / "locks" / f"{path.name}.lock").symlink_to(world.canary)
 
 
-def odd_locks(make: Callable[[Path], Any]) -> Callable[[World], None]:
+def odd_locks(make: Callable[[Path], Any]) -> Callable[[World], Any]:
     return lambda world: [make(world.cache / "locks" / f"{p.name}.lock") for p in world.cache.glob("*/*/*")] and None
 
 
@@ -600,9 +556,8 @@ def test_a_cache_that_others_can_write_to_is_refused_unless_they_are_trusted(bui
     ],
 )
 def test_a_directory_that_is_no_cache_is_left_alone(command: tuple[str, ...], tmp_path: Path, environ: dict[str, str]):
-    home = write_files(
-        tmp_path / "home", {**FILES, "artifacts/ab/mine": "x", "notes/diary.json": "x", "scratch/x": "x"}
-    )
+    home = make_project("hostile", tmp_path / "home")
+    write_files(home, {"artifacts/ab/mine": "x", "notes/diary.json": "x", "scratch/x": "x"})
     prefix = confined(tmp_path)
     if not prefix:
         pytest.skip("needs a namespace of its own, to keep what goes wrong in")

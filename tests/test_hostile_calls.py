@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import REPOSITORY, Builder, run, unpack
-from filelock import FileLock
+from conftest import REPOSITORY, Builder, once, run, unpack
 from hostile_calls.project import write_project
 
 if TYPE_CHECKING:
@@ -22,13 +20,9 @@ LAYERED = ("mlp", "embedding", "select", "attention")
 
 def built(shared: Path, environ: dict[str, str], name: str, *options: tuple[str, ...]) -> Path:
     """Return a folder with the wheel, built once in a test run, to put on an import path."""
-    with FileLock(shared / f"{name}.lock"):
-        installed = shared / f"{name}-installed"
-        if not installed.exists():
-            shutil.rmtree(shared / name, ignore_errors=True)
-            wheel = Builder(environ).wheel(write_project(shared / name, *options))
-            unpack(wheel, shared / f"{name}-partial").rename(installed)
-    return installed
+    root = once(shared / name, lambda root: Builder(environ).wheel(write_project(root, *options)))
+    [wheel] = (root / "dist").glob("*.whl")
+    return once(shared / f"{name}-installed", lambda directory: unpack(wheel, directory))
 
 
 def judged(installed: Path, *options: str) -> dict[str, tuple[str, str]]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+from conftest import REPOSITORY
 
 import hatch_aoti
 
@@ -95,3 +98,10 @@ def test_no_module_imports_torch_when_it_is_imported():
     names = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
     code = f"import importlib, sys; [importlib.import_module(name) for name in {names}]; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_the_documents_draw_the_same_house():
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| `") and line.count("|") == 4]
+    drawn = {name.strip(" `"): set(re.findall(r"`(\w+)`", others)) for name, _, others in rows}
+    assert drawn == {name: others for name, others in MAY_IMPORT.items() if (HOME / name).is_dir()}

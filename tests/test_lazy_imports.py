@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from conftest import EXAMPLE, run_python
@@ -20,7 +20,7 @@ print(json.dumps([name for name in {HEAVY} if name in sys.modules]))
 """
 
 
-def imported(code: str, *paths: Path, **options: object) -> list[str]:
+def imported(code: str, *paths: Path, **options: Any) -> list[str]:
     """Return which of the heavy modules are imported after `code` has run."""
     ran = run_python(f"{code}\n{REPORT}", *paths, **options).check()
     return json.loads(ran.output.splitlines()[-1])

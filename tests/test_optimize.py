@@ -150,7 +150,7 @@ def test_a_loop_runs_in_parallel_only_if_there_is_enough_for_each_thread(tmp_pat
         seed=0,
         include_sources=True,
     )
-    [kernels] = [text.decode() for name, text in compiled.files.items() if name.endswith("kernel.cpp")]
+    [kernels] = [bytes(text).decode() for name, text in compiled.files.items() if name.endswith("kernel.cpp")]
     conditions = [line.partition(" if(")[2] for line in kernels.splitlines() if "#pragma omp parallel" in line]
     assert len(conditions) == 2, "none for 16 elements"
     for condition, size in zip(conditions, ("100000L", "ks0"), strict=True):

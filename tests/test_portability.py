@@ -12,10 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import EXAMPLE, TINY_MODULE, TINY_PYPROJECT, Builder, Ran, copy_project, run, unpack, write_files
+from conftest import EXAMPLE, Builder, Ran, copy_project, make_project, once, run, unpack
 from filelock import FileLock
 
 from hatch_aoti.compiler.target import builder_cpu_features
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [
+    pytest.mark.qemu,
     pytest.mark.skipif(sys.platform != "linux", reason="qemu-user emulates Linux programs"),
     pytest.mark.skipif(not shutil.which("qemu-x86_64"), reason="qemu-user is not installed"),
 ]
@@ -84,15 +85,16 @@ def sites(shared: Path, environ: dict[str, str], installed_example: Path) -> Sit
         return Sites(installed_example, None, None)
     build = Builder(environ)
     variants, demanding = shared / "variants", shared / "demanding"
-    with FileLock(shared / "portability.lock"):
-        if not variants.exists():
-            settings = TINY_PYPROJECT + '\n[tool.aoti]\ntarget = ["x86-64-v3", "x86-64-v4"]\n'
-            files = {"pyproject.toml": settings, "tiny/__init__.py": "", "tiny/model.py": TINY_MODULE}
-            unpack(build.wheel(write_files(shared / "variants-project", files)), variants)
-        if not demanding.exists():
-            project = copy_project(EXAMPLE, shared / "demanding-project")
-            unpack(build.wheel(project, HATCH_AOTI_TARGET="x86-64-v4"), demanding)
-    return Sites(installed_example, variants, demanding)
+
+    def make_variants(site: Path) -> None:
+        project = make_project("tiny", shared / "variants-project")
+        unpack(build.wheel(project, HATCH_AOTI_TARGET="x86-64-v3,x86-64-v4"), site)
+
+    def make_demanding(site: Path) -> None:
+        project = copy_project(EXAMPLE, shared / "demanding-project")
+        unpack(build.wheel(project, HATCH_AOTI_TARGET="x86-64-v4"), site)
+
+    return Sites(installed_example, once(variants, make_variants), once(demanding, make_demanding))
 
 
 @pytest.fixture(scope="session")
@@ -155,5 +157,5 @@ def test_a_wheel_for_better_cpus_is_refused_in_words_and_not_by_a_signal(on_hasw
     assert "digits: 20 of 20 right" in on_this_machine.output
 
 
-def flat(value: object) -> list[float]:
+def flat(value: Any) -> list[float]:
     return [number for row in value for number in flat(row)] if isinstance(value, list) else [value]

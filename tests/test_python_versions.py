@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import TINY_PYPROJECT, run, write_files
+from conftest import edit, run, write_files
 
 from hatch_aoti.plugin.requirements import unsupported_pythons
 from hatch_aoti.runtime.contract import (
@@ -99,7 +99,7 @@ def interpreter(version: str) -> str:
     """Return the path of a Python of this version; the test is skipped where there is none."""
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
-    for candidate in filter(None, candidates):
+    for candidate in [path for path in candidates if path]:
         says = subprocess.run(
             [candidate, "-c", "import sys; print(*sys.version_info[:2], sep='.')"],
             capture_output=True,
@@ -152,11 +152,10 @@ def test_pythons_are_named_that_the_project_admits_and_torch_does_not(project: s
 
 
 def test_a_build_says_that_the_project_admits_too_old_a_python(tiny: Path, build: Builder):
-    settings = tiny / "pyproject.toml"
-    settings.write_text(TINY_PYPROJECT.replace('version = "1.0"', 'version = "1.0"\nrequires-python = ">=3.9"'))
+    edit(tiny, 'version = "1.0"', 'version = "1.0"\nrequires-python = ">=3.9"')
     output = build(tiny).check().output
     assert 'WARNING: `project.requires-python` is ">=3.9", which admits Python 3.9; torch 2.13.0' in output.replace(
         "+cpu", ""
     )
-    settings.write_text(TINY_PYPROJECT.replace('version = "1.0"', 'version = "1.0"\nrequires-python = ">=3.10"'))
+    edit(tiny, ">=3.9", ">=3.10")
     assert "requires-python" not in build(tiny).check().output

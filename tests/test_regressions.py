@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -11,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from conftest import (
-    TINY_MODULE,
-    TINY_PYPROJECT,
     Builder,
+    Projects,
+    edit,
     names_in,
+    once,
     read_only,
     run,
     run_python,
@@ -22,8 +22,7 @@ from conftest import (
     unpack,
     write_files,
 )
-from filelock import FileLock
-from test_build import TINY_FILES, TINY_OWN, edit, metadata, wheel_files
+from test_build import TINY_FILES, TINY_OWN, metadata, wheel_files
 
 from hatch_aoti.plugin.editable import write_into_tree
 from hatch_aoti.wheel.contents import Bundle
@@ -65,7 +64,7 @@ def test_files_of_an_editable_install_are_invisible_to_version_control(tiny: Pat
     git(tiny)
     write_files(tiny, {".gitignore": "/dist/\n"})
     backend(tiny, "build_editable('dist')", environ).check()
-    status = ["git", "-C", tiny, "status", "--porcelain", "--untracked-files=all"]
+    status: list[str | Path] = ["git", "-C", tiny, "status", "--porcelain", "--untracked-files=all"]
     assert sorted(line.split()[-1] for line in run(*status).check().output.splitlines()) == [
         ".gitignore",
         "pyproject.toml",
@@ -390,14 +389,8 @@ def test_the_oldest_supported_hatchling_and_the_newest_build_the_same_files(
     requirement: str, tiny: Path, environ: dict[str, str], shared: Path
 ):
     """pypa/hatch#2437: hatchling 1.32.3 broke every plugin that subscripted its interface."""
-    home = shared / requirement
-    with FileLock(f"{home}.lock"):
-        if not home.exists():
-            partial = shared / f"{requirement}.partial"
-            shutil.rmtree(partial, ignore_errors=True)
-            install = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", partial, requirement]
-            run(sys.executable, *install, environ=environ).check()
-            partial.rename(home)
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
+    home = once(shared / requirement, lambda home: run(*install, home, requirement, environ=environ).check())
     edit(tiny, *ALSO_SDISTS)
     code = """
     import hatchling
@@ -425,13 +418,14 @@ BARE_C_LOCALE = {**C_LOCALE, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 def test_names_beyond_ascii_work_in_the_c_locale_or_are_refused(
-    build: Builder, environ: dict[str, str], tmp_path: Path
+    project: Projects, build: Builder, environ: dict[str, str], tmp_path: Path
 ):
     """A package and its files may have any name that Python admits; what prints them knows that a terminal may not."""
     tables = '[tool.hatch.build.targets.wheel]\npackages = ["src/müller"]\n\n[tool.aoti.models.scale]'
-    pyproject = TINY_PYPROJECT.replace("tiny.model", "müller.modül").replace("[tool.aoti.models.scale]", tables)
-    files = {"src/müller/__init__.py": "", "src/müller/modül.py": TINY_MODULE}
-    root = write_files(tmp_path / "project", {"pyproject.toml": pyproject, **files})
+    root = project("tiny", ("tiny.model", "müller.modül"), ("[tool.aoti.models.scale]", tables))
+    (root / "src").mkdir()
+    (root / "tiny").rename(root / "src" / "müller")
+    (root / "src" / "müller" / "model.py").rename(root / "src" / "müller" / "modül.py")
     said = build(root, "--wheel", **BARE_C_LOCALE)
     assert said.returncode != 0
     assert r'"src/m\xfcller" is not ASCII, and Python takes the names of files for ascii here' in said.output

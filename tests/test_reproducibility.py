@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import EXAMPLE, REPOSITORY, Builder, copy_project, run, write_files
-from filelock import FileLock
+from conftest import EXAMPLE, REPOSITORY, Builder, Projects, copy_project, make_project, once, run, write_files
 from wheel_search import contents, find_traces
 
 from hatch_aoti.artifact.cache import Cache
@@ -83,78 +82,6 @@ def reverse_settings(text: str) -> str:
     return "\n".join([head.rstrip(), "", *reversed_tables])
 
 
-# One model of each kind that torch fuses or packs when weights are frozen.
-FROZEN = {
-    "pyproject.toml": """
-        [build-system]
-        requires = ["hatchling", "hatch-aoti", "torch==2.13.0"]
-        build-backend = "hatchling.build"
-
-        [project]
-        name = "frozen"
-        version = "1.0"
-        dependencies = ["torch>=2.13"]
-
-        [tool.hatch.build.targets.wheel.hooks.aoti]
-
-        [tool.aoti]
-        include-sources = true
-
-        [tool.aoti.models.activations]
-        model = "frozen.model:Activations"
-        inputs = { x = { shape = [8, 256] }, image = { shape = [2, 64, 8, 8] } }
-
-        [tool.aoti.models.attention]
-        model = "frozen.model:Attention"
-        inputs = { x = { shape = [2, 8, 256] } }
-
-        [tool.aoti.models.recurrent]
-        model = "frozen.model:Recurrent"
-        inputs = { x = { shape = [2, 5, 128] } }
-        """,
-    "frozen/__init__.py": "",
-    "frozen/model.py": """
-        import torch
-        from torch import nn
-        from torch.nn import functional as F
-
-        KINDS = [nn.ReLU(), nn.GELU(), nn.SiLU(), nn.Hardswish(), nn.Tanh(), nn.LeakyReLU(0.2), nn.Hardtanh(-1, 2)]
-
-        class Activations(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.linears = nn.Sequential(*(part for kind in KINDS for part in (nn.Linear(256, 256), kind)))
-                self.joined = nn.Linear(256, 256)
-                self.convolutions = nn.Sequential(
-                    *(part for kind in KINDS[:3] for part in (nn.Conv2d(64, 64, 3, padding=1), kind))
-                )
-                self.added = nn.Conv2d(64, 128, 3, padding=1)
-
-            def forward(self, x, image):
-                clamped = self.joined(x).clamp(-1, 2)
-                return self.linears(x) + clamped, torch.relu(self.added(self.convolutions(image)))
-
-        class Attention(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.project = nn.Linear(256, 768)
-                self.out = nn.Linear(256, 256)
-
-            def forward(self, x):
-                heads = self.project(x).view(x.shape[0], x.shape[1], 12, 64).transpose(1, 2)
-                y = F.scaled_dot_product_attention(*heads.chunk(3, 1)).transpose(1, 2).reshape(x.shape)
-                return F.gelu(self.out(y) + x)
-
-        class Recurrent(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.lstm = nn.LSTM(128, 128, batch_first=True)
-
-            def forward(self, x):
-                return self.lstm(x)[0]
-        """,
-}
-
 # What Python prints of an object that has no better name: where it lies in the memory of one process.
 ADDRESS = re.compile(rb"0x[0-9a-f]{6,}")
 
@@ -170,14 +97,8 @@ class Elsewhere:
 
 @pytest.fixture(scope="session")
 def elsewhere(shared: Path, environ: dict[str, str]) -> Elsewhere:
-    """Return the example and `FROZEN` as they come out of another build, once in a test run."""
-    base = shared / "elsewhere"
-    with FileLock(f"{base}.lock"):
-        if not (base / "built").exists():
-            shutil.rmtree(base, ignore_errors=True)
-            base.mkdir()
-            build_elsewhere(base, environ)
-            (base / "built").touch()
+    """Return the example and `frozen` as they come out of another build, once in a test run."""
+    base = once(shared / "elsewhere", lambda base: build_elsewhere(base, environ))
     [wheel] = (base / "dist").glob("*.whl")
     [frozen] = (base / "dist-frozen").glob("*.whl")
     return Elsewhere(wheel, frozen, [str(base), "user-nutmeg", "host-nutmeg", "build-env-"])
@@ -186,7 +107,7 @@ def elsewhere(shared: Path, environ: dict[str, str]) -> Elsewhere:
 def build_elsewhere(base: Path, environ: dict[str, str]) -> None:
     """Build the example in an isolated environment, through the sdist, with nothing as it is elsewhere in the tests.
 
-    `FROZEN` is built likewise, straight from the tree.
+    `frozen` is built likewise, straight from the tree.
 
     Isolation gives torch another path; constraints hold torch and hatchling to the versions of this environment.
     """
@@ -202,7 +123,15 @@ def build_elsewhere(base: Path, environ: dict[str, str]) -> None:
         os.utime(path, (1_000_000_000, 1_000_000_000))  # 2001
 
     wheelhouse = base / "wheelhouse"
-    arguments = ["-m", "build", "--wheel", "--no-isolation", "--skip-dependency-check", "--outdir", wheelhouse]
+    arguments: list[str | Path] = [
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--skip-dependency-check",
+        "--outdir",
+        wheelhouse,
+    ]
     run(sys.executable, *arguments, REPOSITORY, environ=environ).check()
     constraints = base / "constraints.txt"
     constraints.write_text("".join(f"{name}=={metadata.version(name)}\n" for name in ("torch", "hatchling")))
@@ -236,7 +165,7 @@ def build_elsewhere(base: Path, environ: dict[str, str]) -> None:
 
     built = _build_isolated(project, base / "dist", other)
     assert built.count("Creating isolated environment") == 2
-    _build_isolated(write_files(base / "frozen, tôo", FROZEN), base / "dist-frozen", other, "--wheel")
+    _build_isolated(make_project("frozen", base / "frozen, tôo"), base / "dist-frozen", other, "--wheel")
     assert not list(places["temp"].iterdir())
 
 
@@ -269,8 +198,8 @@ def test_nothing_in_the_wheel_says_where_and_by_whom_it_was_built(elsewhere: Els
     assert find_traces(elsewhere.wheel, elsewhere.traces) == []
 
 
-def test_frozen_models_are_the_same_under_different_conditions(tmp_path: Path, build: Builder, elsewhere: Elsewhere):
-    wheel = build.wheel(write_files(tmp_path / "frozen", FROZEN))
+def test_frozen_models_are_the_same_under_different_conditions(project: Projects, build: Builder, elsewhere: Elsewhere):
+    wheel = build.wheel(project("frozen"))
     texts = {name.rpartition(": ")[2]: data for name, data in contents(wheel)}
     fused = b"".join(data for name, data in texts.items() if name.endswith(".wrapper.cpp"))
     for operator in (b"_linear_pointwise", b"_convolution_pointwise", b"_attention_for_cpu", b"mkldnn_rnn_layer"):
@@ -292,46 +221,6 @@ def test_a_build_from_the_cache_is_the_same_wheel(example_wheel: Path, tmp_path:
     assert_same(example_wheel, wheel)
 
 
-COMPUTED = {
-    "pyproject.toml": """
-        [build-system]
-        requires = ["hatchling", "hatch-aoti", "torch==2.13.0"]
-        build-backend = "hatchling.build"
-
-        [project]
-        name = "computed"
-        version = "1.0"
-        dependencies = ["torch>=2.13"]
-
-        [tool.hatch.build.targets.wheel.hooks.aoti]
-
-        [tool.aoti.models.net]
-        model = "computed.model:build"
-        inputs = { x = { shape = ["n", 512] }, shift = { shape = ["m", 128] } }
-        dims = { n = { min = 1, max = 16 }, m = { min = 2, max = 32 } }
-        optimize = true
-        """,
-    "computed/__init__.py": "",
-    "computed/model.py": """
-        import torch
-
-        class Net(torch.nn.Module):
-            def __init__(self, factor):
-                super().__init__()
-                self.register_buffer("factor", factor)
-                self.linear = torch.nn.Linear(512, 128)
-
-            def forward(self, x, shift):
-                # Folded by `optimize`, in one product: its last bits, too.
-                weight = self.linear.weight @ self.linear.weight.T @ self.linear.weight
-                return torch.nn.functional.linear(x, weight) * self.factor, shift * self.factor
-
-        def build():
-            # The last bits of a long sum depend on how many threads share it.
-            return Net(torch.randn(1 << 22).sum())
-        """,
-}
-
 # Each would give other code: another vector width, another instruction set, checks of every input.
 TORCH_OPTIONS = {
     "TORCHINDUCTOR_CPP_SIMDLEN": "1",
@@ -342,10 +231,10 @@ TORCH_OPTIONS = {
 
 
 def test_threads_the_order_of_inputs_and_dims_and_options_in_the_environment_change_nothing(
-    tmp_path: Path, build: Builder
+    tmp_path: Path, project: Projects, build: Builder
 ):
-    before = build.wheel(write_files(tmp_path / "first", COMPUTED), OMP_NUM_THREADS="1")
-    second = write_files(tmp_path / "second", COMPUTED)
+    before = build.wheel(project("computed", into="first"), OMP_NUM_THREADS="1")
+    second = project("computed", into="second")
     settings = second / "pyproject.toml"
     text = settings.read_text(encoding="utf-8")
     swapped = re.sub(r"\{ (x = .*\}), (shift = .*\}) \}", r"{ \2, \1 }", text)

@@ -11,6 +11,7 @@ from conftest import write_files
 from hatch_aoti.build.resources import Resources, choose_job_count, memory_kills, read_resources
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 GIB = 1 << 30
@@ -28,7 +29,7 @@ def _many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64), raising=False)
 
 
-def system(folder: Path, files: dict[str, object], *, cgroup: str = "0::/\n", mountinfo: str = V2) -> Path:
+def system(folder: Path, files: Mapping[str, object], *, cgroup: str = "0::/\n", mountinfo: str = V2) -> Path:
     """Make a folder with the files of a system: those of control groups, below sys/fs/cgroup, are `files`."""
     proc = {"proc/meminfo": MEMINFO, "proc/self/cgroup": cgroup, "proc/self/mountinfo": mountinfo}
     return write_files(folder, proc | {f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in files.items()})

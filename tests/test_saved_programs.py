@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
-from conftest import TINY_PYPROJECT, run_python, unpack, write_files
+from conftest import run_python, unpack, write_files
 
 from hatch_aoti.errors import ModelError, SavedProgramError, SettingsError
 from hatch_aoti.export.program import load_program
@@ -32,7 +32,7 @@ from hatch_aoti.settings.reader import parse_settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from conftest import Builder
+    from conftest import Builder, Projects
 
 pytestmark = pytest.mark.filterwarnings("default")  # torch's own, at export
 
@@ -158,11 +158,9 @@ def test_derived_dims_control_flow_and_struct_sequences_load(tmp_path: Path) -> 
 
 
 def test_a_wheel_with_a_saved_program_answers_like_eager_and_is_built_again_alike(
-    tmp_path: Path, build: Builder, scorer: torch.export.ExportedProgram
+    tmp_path: Path, project: Projects, build: Builder, scorer: torch.export.ExportedProgram
 ) -> None:
-    pyproject = TINY_PYPROJECT.partition("[tool.aoti.models")[0]
-    pyproject += '[tool.aoti.models.scorer]\nexported = "programs/scorer.pt2"\n'
-    root = write_files(tmp_path / "tiny", {"pyproject.toml": pyproject, "tiny/__init__.py": "", "programs/README": ""})
+    root = project("saved")
     torch.export.save(scorer, root / "programs" / "scorer.pt2")
     first = build.wheel(root)
     content = first.read_bytes()
@@ -246,16 +244,9 @@ def test_a_program_is_a_file_in_the_project(tmp_path: Path, value: str, said: st
 
 
 def test_a_program_that_gitignore_keeps_out_of_the_sdist_is_named_before_anything_is_built(
-    tmp_path: Path, build: Builder
+    tmp_path: Path, project: Projects, build: Builder
 ) -> None:
-    pyproject = TINY_PYPROJECT.partition("[tool.aoti.models")[0]
-    files = {
-        "pyproject.toml": pyproject + '[tool.aoti.models.scorer]\nexported = "programs/scorer.pt2"\n',
-        "tiny/__init__.py": "",
-        "programs/scorer.pt2": "present in the tree",
-        ".gitignore": "*.pt2\n",
-    }
-    root = write_files(tmp_path / "tiny", files)
+    root = write_files(project("saved"), {"programs/scorer.pt2": "present in the tree", ".gitignore": "*.pt2\n"})
     build(root, "--sdist").check()
     with tarfile.open(root / "dist" / "tiny-1.0.tar.gz") as sdist:
         sdist.extractall(tmp_path / "unpacked", filter="data")
@@ -265,15 +256,9 @@ def test_a_program_that_gitignore_keeps_out_of_the_sdist_is_named_before_anythin
     assert ".gitignore" in missing.output
 
 
-def test_the_hook_for_all_targets_puts_an_ignored_program_into_the_sdist(tmp_path: Path, build: Builder) -> None:
-    pyproject = TINY_PYPROJECT.partition("[tool.aoti.models")[0].replace("targets.wheel.hooks", "hooks")
-    files = {
-        "pyproject.toml": pyproject + '[tool.aoti.models.scorer]\nexported = "programs/scorer.pt2"\n',
-        "tiny/__init__.py": "",
-        "programs/scorer.pt2": "not read for an sdist",
-        ".gitignore": "*.pt2\n",
-    }
-    root = write_files(tmp_path / "tiny", files)
+def test_the_hook_for_all_targets_puts_an_ignored_program_into_the_sdist(project: Projects, build: Builder) -> None:
+    root = project("saved", ("targets.wheel.hooks", "hooks"))
+    write_files(root, {"programs/scorer.pt2": "not read for an sdist", ".gitignore": "*.pt2\n"})
     build(root, "--sdist").check()
     with tarfile.open(root / "dist" / "tiny-1.0.tar.gz") as sdist:
         assert "tiny-1.0/programs/scorer.pt2" in sdist.getnames()
@@ -608,8 +593,8 @@ def test_texts_of_assertions_do_not_get_into_generated_code(tmp_path: Path) -> N
     class Checks(torch.nn.Module):
         def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
             size = count.item()
-            torch._check(size >= 1, lambda: f'"{COMMAND}')  # type: ignore[no-untyped-call]
-            torch._check(size <= 4)  # type: ignore[no-untyped-call]
+            torch._check(size >= 1, lambda: f'"{COMMAND}')
+            torch._check(size <= 4)
             return x[:size]
 
     program = torch.export.export(Checks(), (torch.ones(4), torch.tensor(2)))

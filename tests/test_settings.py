@@ -156,6 +156,7 @@ def test_everything_but_model_and_inputs_has_a_default(root):
     assert settings.models["digits"].device == "cpu"
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_dtype_is_one_of_torch(dtype, root):
     import torch

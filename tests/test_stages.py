@@ -8,10 +8,10 @@ import re
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import write_files
+from conftest import make_project, write_files
 
 from hatch_aoti.errors import ModelError
 from hatch_aoti.export.inputs import pick_sizes
@@ -23,112 +23,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.filterwarnings("default")  # torch's own, at export
 
-MODULE = """
-import torch
-from torch import nn
-
-NUMBER = 3
-
-class Linear(nn.Linear):
-    def __init__(self):
-        super().__init__(4, 2)
-
-class Needy(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-
-class Two(nn.Module):
-    def forward(self, left, right, *, scale=None):
-        return left + right
-
-class Branches(nn.Module):
-    def forward(self, x):
-        return x + 1 if x.sum() > 0 else x - 1
-
-class Fixes(nn.Module):
-    def forward(self, x):
-        return x.reshape(8, 4) * 2
-
-class Pairs(nn.Module):
-    def forward(self, x):
-        return x.reshape(x.shape[0] // 2, 2, 4) * 2
-
-class Broken(nn.Module):
-    def forward(self, x):
-        return self.helper(x)
-
-    def helper(self, x):
-        return x @ torch.ones(7, 7)
-
-class Clips(nn.Module):
-    def forward(self, x):
-        return x[:7] if x.shape[0] > 7 else x
-
-class Adds(nn.Module):
-    def forward(self, x, y):
-        return x + y
-
-class Loops(nn.Module):
-    def forward(self, x):
-        return sum(x[i] for i in range(x.shape[0]))
-
-def number():
-    return NUMBER
-
-def scripted():
-    return torch.jit.script(Linear())
-
-def explodes():
-    raise RuntimeError("no such\\ncheckpoint")
-
-def quits():
-    raise SystemExit("bye")
-
-def interrupts():
-    raise KeyboardInterrupt
-
-class Stop(BaseException):
-    pass
-
-def stops():
-    raise Stop("enough")
-
-def asks():
-    return Linear(int(input("width? ")))
-
-def halts():
-    breakpoint()
-    return Linear()
-
-class Exits(nn.Module):
-    def forward(self, x):
-        exit()
-
-def inputs_explode():
-    return open("not/there")
-
-def a_list():
-    return [torch.ones(2, 4)]
-
-def a_tensor():
-    return torch.ones(2, 4)
-
-def too_many():
-    return (torch.ones(2, 4), torch.ones(2, 4))
-
-def one():
-    return (torch.ones(2, 4),)
-
-def other_name():
-    return {"image": torch.ones(2, 4)}
-"""
-
 X = {"x": TensorInput(("n", 4))}
 DIMS = {"n": Dim(1, 16)}
 LINEAR = ModelSettings("net", "stages_models:Linear", {"input": TensorInput(("n", 4))}, dims=DIMS)
 
 
-def of(model: str, inputs: object = X, **fields: object) -> ModelSettings:
+def of(model: str, inputs: Any = X, **fields: Any) -> ModelSettings:
     return dataclasses.replace(LINEAR, model=f"stages_models:{model}", inputs=inputs, **fields)
 
 
@@ -136,9 +36,8 @@ def of(model: str, inputs: object = X, **fields: object) -> ModelSettings:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return a project with models that fail; its modules can be imported."""
     directory = write_files(
-        tmp_path_factory.mktemp("stages"),
+        make_project("stages", tmp_path_factory.mktemp("stages")),
         {
-            "stages_models.py": MODULE,
             "stages_raises.py": "def helper():\n    return 1 / 0\n\nhelper()\n",
             "stages_needs.py": "import a_distribution_that_nobody_has\n",
             "stages_quits.py": "raise SystemExit(3)\n",
@@ -332,7 +231,7 @@ def test_user_code_that_raises_is_shown_with_its_own_frames_only(entry: ModelSet
 # --- Weights --------------------------------------------------------------------------------------------------------
 
 
-def save(path: Path, state: object) -> None:
+def save(path: Path, state: Any) -> None:
     import torch
     from safetensors.torch import save_file
 

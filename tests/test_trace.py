@@ -14,6 +14,7 @@ import sqlite3
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -24,9 +25,12 @@ from hatch_aoti.codec import decode, encode
 from hatch_aoti.job.dependencies import ExportDependencies
 from hatch_aoti.job.recording import recording
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a project whose module reads files of different kinds when it is imported."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -309,7 +313,7 @@ def test_questions_are_answered_as_ever_while_they_are_recorded(project):
         with pytest.raises(ValueError, match="null"):
             Path("a\0b").stat()
         with pytest.raises(TypeError):
-            os.stat()
+            os.stat()  # type: ignore[call-arg]
     assert plain == (os.stat, os.lstat, os.access, os.supports_follow_symlinks, os.supports_dir_fd)
 
 

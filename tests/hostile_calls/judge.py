@@ -91,7 +91,7 @@ def same(got: Any, want: Any) -> bool:
         if a.device != b.device or b.device.type == "meta":
             return False
         plain = [x.detach().as_subclass(torch.Tensor) for x in (a, b)]
-        if not torch.allclose(*plain, rtol=1e-4, atol=1e-5, equal_nan=True):
+        if not torch.allclose(plain[0], plain[1], rtol=1e-4, atol=1e-5, equal_nan=True):
             return False
     return True
 

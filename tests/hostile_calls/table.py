@@ -483,12 +483,13 @@ def plain(call):
     return call()
 
 
-for context, enter in {
+CONTEXTS: dict[str, Callable[[], Any]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
     "enable_grad": torch.enable_grad,
     "anomaly": lambda: torch.autograd.set_detect_anomaly(True, check_nan=False),
-}.items():
+}
+for context, enter in CONTEXTS.items():
     STATES[context] = State(around(enter), good=True, refused=False, inside=True)
 
 
