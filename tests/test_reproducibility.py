@@ -113,7 +113,7 @@ def build_elsewhere(base: Path, environ: dict[str, str]) -> None:
     """
     places = {name: base / f"place-{name}" for name in ("home", "temp", "cache")}
     for place in places.values():
-        place.mkdir()
+        place.mkdir(parents=True)
     project = copy_project(EXAMPLE, base / "a project, élsewhere")
     settings = project / "pyproject.toml"
     reordered = reverse_settings(settings.read_text(encoding="utf-8"))

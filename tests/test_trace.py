@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from conftest import write_files
+from conftest import make_project, write_files
 from safetensors.torch import load_file, save_file
 
 from hatch_aoti.codec import decode, encode
@@ -36,30 +36,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     save_file({"w": torch.ones(2)}, tmp_path / "weights.safetensors")
     torch.save({"w": torch.ones(2)}, tmp_path / "weights.pt")
-    files = {
-        "traced/__init__.py": "",
-        "traced/helper.py": "VALUE = 1",
-        "traced/config.json": "{}",
-        "traced/parts/one.txt": "1",
-        "traced/raw.bin": "1234",
-        "traced/storage.bin": "5678",
-        "traced/model.py": """
-            import json, os, pathlib
-            import torch
-            from safetensors.torch import load_file
-            from . import helper
-
-            here = pathlib.Path(__file__).parent
-            config = json.loads((here / "config.json").read_text())
-            parts = sorted(os.listdir(here / "parts"))
-            size = os.environ.get("TRACED_SIZE", "1")
-            weights = load_file(here.parent / "weights.safetensors")
-            more = torch.load(here.parent / "weights.pt", weights_only=True)
-            raw = torch.from_file(str(here / "raw.bin"), size=4, dtype=torch.uint8)
-            storage = torch.UntypedStorage.from_file(str(here / "storage.bin"), False, 4)
-        """,
-    }
-    write_files(tmp_path, files)
+    make_project("traced", tmp_path)
     yield tmp_path
     for name in [name for name in sys.modules if name.partition(".")[0] == "traced"]:
         del sys.modules[name]
