@@ -234,17 +234,20 @@ def test_a_contender_with_a_file_of_its_own_answers_as_eager_does(
     import json
     from pathlib import Path
     from hatch_aoti.benchmark import preparation, reference
+    from hatch_aoti.benchmark.tasks import PreparationTask, ProjectModel, ReferenceTask
+    from hatch_aoti.codec import pack
+    from hatch_aoti.export.importing import ImportRoots
     from hatch_aoti.plugin.project import open_project
 
     root = Path({os.fspath(tiny)!r})
-    entry = open_project(root, environ={{}}).settings.models["scale"].to_json()
-    common = {{"root": str(root), "roots": {{"paths": [str(root)], "packages": {{}}}}, "directory": {os.fspath(tmp_path)!r}}}
-    reference.from_module({{**common, "entry": entry}})
-    assert preparation.prepare_all({{**common, "contender": {key!r}, "entries": [entry]}}) == {{"scale": None}}
+    entry = open_project(root, environ={{}}).settings.models["scale"]
+    model, directory = ProjectModel(entry, root, ImportRoots((str(root),), {{}})), Path({os.fspath(tmp_path)!r})
+    reference.from_module(pack(ReferenceTask("scale", directory, model)))
+    assert preparation.prepare_all(pack(PreparationTask({key!r}, (model,), directory))) == {{"scale": None}}
     """
     run_python(code, environ=environ).check()
     task = {
-        "contender": key, "paths": sys.path, "threads": 1, "roots": None, "inputs": os.fspath(tmp_path / reference.INPUTS),
+        "contender": key, "paths": sys.path, "threads": 1, "project": None, "inputs": os.fspath(tmp_path / reference.INPUTS),
         "artifact": os.fspath(tmp_path / f"scale{CONTENDERS[key].artifact}"),
     }  # fmt: skip
     with Fresh(task, tmp_path, environ=environ, cwd=tmp_path) as process:

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "wheel": {"artifact", "codec", "compiler", "job", "own_code", "runtime", "settings"},
     "build": {"artifact", "codec", "compiler", "job", "layout", "own_code", "runtime", "settings", "stages", "wheel"},
     "plugin": {"artifact", "build", "layout", "settings", "wheel"},
-    "benchmark": {"artifact", "build", "export", "job", "plugin", "runtime", "settings", "stages", "wheel"},
+    "benchmark": {"artifact", "build", "codec", "export", "job", "plugin", "runtime", "settings", "stages", "wheel"},
     "cli": {"artifact", "benchmark", "build", "plugin", "settings", "wheel"},
     "__main__": {"cli"},
 }

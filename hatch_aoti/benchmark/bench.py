@@ -14,12 +14,15 @@ from hatch_aoti.benchmark.contenders import CONTENDERS
 from hatch_aoti.benchmark.figures import OURS
 from hatch_aoti.benchmark.processes import Fresh, run_job
 from hatch_aoti.benchmark.reference import INPUTS
+from hatch_aoti.benchmark.tasks import ReferenceTask
+from hatch_aoti.codec import encode
 from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from hatch_aoti.benchmark.options import Options
+    from hatch_aoti.benchmark.tasks import ProjectModel
     from hatch_aoti.build.progress import Reporter
 
 __all__ = ["Bench", "Subject", "log_tail", "scratch_directory"]
@@ -32,27 +35,26 @@ class Subject:
     name: str
     package: str
     folder: Path
-    source: dict[str, Any]  # entry, root and roots of a project's model
+    project: ProjectModel | None
     inputs: tuple[Path, tuple[str, ...]]  # the directory with inputs and answers; what the inputs are
     site: Path | None = None
 
     def task(self, key: str, threads: int, artifact: Path | None) -> dict[str, Any]:
         """Return what the process of a contender needs to know."""
         paths = [path or os.getcwd() for path in sys.path]  # noqa: PTH109 - strings, as in sys.path
-        roots = self.source.get("roots")
+        paths += [] if self.project is None else self.project.roots.paths
+        project = self.project
         if self.site is not None and key == OURS:
-            paths, roots = [str(self.site), *paths], None
+            paths, project = [str(self.site), *paths], None
         return {
             "contender": key,
-            "paths": [*paths, *(self.source["roots"]["paths"] if self.source else ())],
+            "paths": paths,
             "threads": threads,
             "model": self.name,
             "package": self.package,
             "inputs": str(self.inputs[0] / INPUTS),
             "artifact": None if artifact is None else str(artifact),
-            "entry": self.source.get("entry"),
-            "root": self.source.get("root"),
-            "roots": roots,
+            "project": encode(project),
         }
 
 
@@ -72,19 +74,17 @@ class Bench:
         path.chmod(0o700)
         return path
 
-    def reference(self, function: str, payload: Mapping[str, Any]) -> tuple[Path, tuple[str, ...]]:
-        """Have the inputs and answers of a model written."""
+    def reference(
+        self, model: str, project: ProjectModel | None = None, package: str = ""
+    ) -> tuple[Path, tuple[str, ...]]:
+        """Have the inputs and answers of a model written: a project's, or one of an installed package."""
         directory = self.directory("reference")
-        outcome, _ = run_job(
-            f"reference:{function}",
-            {**payload, "directory": str(directory)},
-            directory,
-            environ=self.environ,
-            cwd=self.cwd,
-        )
+        function = "reference:from_signature" if project is None else "reference:from_module"
+        task = ReferenceTask(model, directory, project, package)
+        outcome, _ = run_job(function, task, directory, environ=self.environ, cwd=self.cwd)
         if outcome.crashed:
             raise AotiError(
-                f"model `{payload['model']}` cannot be called on its inputs here: {outcome.describe_crash()}\n"
+                f"model `{model}` cannot be called on its inputs here: {outcome.describe_crash()}\n"
                 f"{log_tail(directory)}"
             )
         return directory, tuple(outcome.result)
@@ -92,7 +92,7 @@ class Bench:
     def fresh(self, subject: Subject, key: str, directory: Path, threads: int | None = None) -> Fresh:
         """Start a contender."""
         suffix = CONTENDERS[key].artifact
-        artifact = self.scratch / "artifacts" / key / f"{subject.name}{suffix}" if suffix and subject.source else None
+        artifact = self.scratch / "artifacts" / key / f"{subject.name}{suffix}" if suffix and subject.project else None
         task = subject.task(key, threads or self.options.threads, artifact)
         return Fresh(task, directory, environ=self.environ, cwd=self.cwd)
 

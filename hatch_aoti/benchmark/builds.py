@@ -5,19 +5,21 @@ from __future__ import annotations
 import compileall
 import shutil
 import zipfile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hatch_aoti.benchmark.bench import log_tail
 from hatch_aoti.benchmark.contenders import CONTENDERS
 from hatch_aoti.benchmark.figures import Builds
 from hatch_aoti.benchmark.processes import run_job
+from hatch_aoti.benchmark.tasks import PreparationTask, WheelTask
 from hatch_aoti.errors import AotiError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from hatch_aoti.benchmark.bench import Bench
+    from hatch_aoti.benchmark.tasks import ProjectModel
     from hatch_aoti.plugin.project import Project
 
 __all__ = ["build_wheels", "prepare_artifacts", "unpacked"]
@@ -30,10 +32,8 @@ def build_wheels(bench: Bench, project: Project, names: Sequence[str]) -> tuple[
         bench.reporter.note(say)
         directory = bench.directory("wheel")
         cache = {"HATCH_AOTI_CACHE_DIR": str(bench.scratch / "cache")} if bench.options.builds else {}
-        payload = {"output": str(directory), "changed": changed}
-        outcome, seconds = run_job(
-            "wheel:build", payload, directory, environ={**bench.environ, **cache}, cwd=project.root
-        )
+        task = WheelTask(directory, changed)
+        outcome, seconds = run_job("wheel:build", task, directory, environ={**bench.environ, **cache}, cwd=project.root)
         if outcome.crashed:
             raise AotiError(f"the wheel of {project.root} cannot be built:\n{log_tail(directory)}")
         return directory / outcome.result, seconds
@@ -47,7 +47,7 @@ def build_wheels(bench: Bench, project: Project, names: Sequence[str]) -> tuple[
 
 
 def prepare_artifacts(
-    bench: Bench, entries: Mapping[str, Mapping[str, Any]], roots: Mapping[str, Any]
+    bench: Bench, models: Sequence[ProjectModel]
 ) -> tuple[dict[tuple[str, str], str], list[float | None]]:
     """Make the artifacts of the contenders that need some.
 
@@ -62,18 +62,17 @@ def prepare_artifacts(
     for key in keys:
         directory, artifacts = bench.directory(key), bench.scratch / "artifacts" / key
         artifacts.mkdir(parents=True)
-        payload = {
-            "contender": key, "entries": list(entries.values()), "directory": str(artifacts), "root": str(bench.cwd),
-            "roots": roots,
-        }  # fmt: skip
+        task = PreparationTask(key, tuple(models), artifacts)
         timed = bench.options.builds and key == "aotinductor"
         for number, caches in enumerate(("cold", "warm") if timed else ("",)):
             name = CONTENDERS[key].name
-            bench.reporter.note(f"{name}: compiling {len(entries)} in one script{caches and f', {caches} caches'}")
-            outcome, seconds = run_job(
-                "preparation:prepare_all", payload, directory, environ=bench.environ, cwd=bench.cwd
+            bench.reporter.note(f"{name}: compiling {len(models)} in one script{caches and f', {caches} caches'}")
+            outcome, seconds = run_job("preparation:prepare_all", task, directory, environ=bench.environ, cwd=bench.cwd)
+            reasons = (
+                dict.fromkeys([model.entry.name for model in models], outcome.describe_crash())
+                if outcome.crashed
+                else outcome.result
             )
-            reasons = dict.fromkeys(entries, outcome.describe_crash()) if outcome.crashed else outcome.result
             failed = {(key, model): reason for model, reason in reasons.items() if reason is not None}
             failures |= failed
             if timed and not failed:

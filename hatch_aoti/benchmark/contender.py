@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from hatch_aoti.benchmark.tasks import ProjectModel
+
 __all__ = ["Contender", "describe_error"]
 
 
@@ -31,8 +33,8 @@ class Contender:
         self.task = task
 
     @staticmethod
-    def prepare(entry: Any, root: Path, path: Path) -> None:
-        """Make the artifact of a model (a `ModelSettings`) of the project in `root`."""
+    def prepare(model: ProjectModel, path: Path) -> None:
+        """Make the artifact of a project's model."""
         raise NotImplementedError
 
     def import_framework(self) -> None:
@@ -46,10 +48,19 @@ class Contender:
         """Read the inputs and do what is the benchmark's own business; no clock runs."""
         import torch
 
-        roots = self.task["roots"]
-        if roots is not None and roots["packages"]:  # inputs may have classes from there
-            install_roots(roots)
+        project = self.project()
+        if project is not None and project.roots.packages:  # inputs may have classes from there
+            install_roots(project.roots)
         self.args, self.kwargs = torch.load(self.task["inputs"], weights_only=False)
+
+    def project(self) -> ProjectModel | None:
+        """Return the project's model that this is, if it is one; what reads it is imported while no clock runs."""
+        if self.task["project"] is None:
+            return None
+        from hatch_aoti.benchmark.tasks import ProjectModel
+        from hatch_aoti.codec import decode
+
+        return decode(ProjectModel, self.task["project"])
 
     def load(self) -> Callable[[], Any]:
         """Load the model and return a call of it."""

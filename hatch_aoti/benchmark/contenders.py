@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from hatch_aoti.benchmark.tasks import ProjectModel
+
 __all__ = ["CONTENDERS"]
 
 
@@ -66,11 +68,12 @@ class Eager(Contender):
         """Import how hatch-aoti builds a project's module: the same in every contender that has one."""
         super().read_inputs()
         from hatch_aoti.export.program import build_module
-        from hatch_aoti.settings.model import ModelSettings
 
-        install_roots(self.task["roots"])
-        entry = ModelSettings.from_json(self.task["entry"])
-        self.build = functools.partial(build_module, entry, root=Path(self.task["root"]), device="cpu")
+        project = self.project()
+        if project is None:
+            raise ValueError(f"{self.name} needs the model's source")
+        install_roots(project.roots)
+        self.build = functools.partial(build_module, project.entry, root=project.root, device="cpu")
 
     def load(self) -> Callable[[], Any]:
         """Import and build the module, and load its weights."""
@@ -108,12 +111,12 @@ class TorchScript(Contender):
     artifact = ".pt"
 
     @staticmethod
-    def prepare(entry: Any, root: Path, path: Path) -> None:
+    def prepare(model: ProjectModel, path: Path) -> None:
         """Trace a model; note in the file whether `optimize_for_inference` makes it faster, as it often does not."""
         import torch
 
         jit: Any = torch.jit  # without annotations
-        prepared = eager_model(entry, root)
+        prepared = eager_model(model)
         flat, module = flattened(prepared)
         with torch.inference_mode():
             traced = jit.trace(module, tuple(flat), strict=False, check_trace=False)
@@ -153,19 +156,19 @@ class AotInductor(Contender):
     artifact = ".pt2"
 
     @staticmethod
-    def prepare(entry: Any, root: Path, path: Path) -> None:
+    def prepare(model: ProjectModel, path: Path) -> None:
         """Export and compile a model."""
         import torch
 
         from hatch_aoti.export.program import load_program
 
         with torch.no_grad():
-            if entry.exported is not None:
-                program = load_program(entry, root=root, device="cpu").program
+            if model.entry.exported is not None:
+                program = load_program(model.entry, root=model.root, device="cpu").program
             else:
-                model = eager_model(entry, root)
+                eager = eager_model(model)
                 program = torch.export.export(
-                    model.module, model.args, model.kwargs, dynamic_shapes=model.dynamic_shapes, strict=False
+                    eager.module, eager.args, eager.kwargs, dynamic_shapes=eager.dynamic_shapes, strict=False
                 )
             torch._inductor.aoti_compile_and_package(program, package_path=os.fspath(path))  # noqa: SLF001
 
@@ -187,12 +190,12 @@ class OnnxRuntime(Contender):
     requires = ("onnx", "onnxruntime", "onnxscript")
 
     @staticmethod
-    def prepare(entry: Any, root: Path, path: Path) -> None:
+    def prepare(model: ProjectModel, path: Path) -> None:
         """Export a model, and save its inputs in a form that needs no torch."""
         import numpy as np
         import torch
 
-        prepared = eager_model(entry, root)
+        prepared = eager_model(model)
         with torch.no_grad():
             torch.onnx.export(
                 prepared.module, prepared.args, path, kwargs=prepared.kwargs, dynamo=True, verbose=False,

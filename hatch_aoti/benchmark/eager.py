@@ -6,29 +6,26 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
     import torch
 
+    from hatch_aoti.benchmark.tasks import ProjectModel
+    from hatch_aoti.export.importing import ImportRoots
     from hatch_aoti.export.program import EagerModel
 
 __all__ = ["eager_model", "flattened", "install_roots", "tensors"]
 
 
-def install_roots(roots: Mapping[str, Any]) -> None:
+def install_roots(roots: ImportRoots) -> None:
     """Make the project's modules importable before they are installed."""
-    from hatch_aoti.export.importing import ImportRoots
-
     sys.dont_write_bytecode = True  # the project's tree is not ours
-    ImportRoots(tuple(roots["paths"]), roots["packages"]).install()
+    roots.install()
 
 
-def eager_model(entry: Any, root: Path) -> EagerModel:
-    """Return the module and inputs of a model (a `ModelSettings`) of the project in `root`."""
+def eager_model(model: ProjectModel) -> EagerModel:
+    """Return the module and inputs of a project's model."""
     from hatch_aoti.export.program import prepare_model
 
-    return prepare_model(entry, root=root, device="cpu")
+    return prepare_model(model.entry, root=model.root, device="cpu")
 
 
 def flattened(prepared: EagerModel) -> tuple[list[torch.Tensor], torch.nn.Module]:

@@ -16,7 +16,9 @@ from hatch_aoti.benchmark.builds import build_wheels, prepare_artifacts, unpacke
 from hatch_aoti.benchmark.figures import Machine, Report
 from hatch_aoti.benchmark.measure_model import measure_model
 from hatch_aoti.benchmark.sizes import read_manifest
+from hatch_aoti.benchmark.tasks import ProjectModel
 from hatch_aoti.errors import AotiError, did_you_mean
+from hatch_aoti.export.importing import ImportRoots
 from hatch_aoti.wheel.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -48,18 +50,15 @@ def measure_project(
                 "the wheel has no compiled models: turn the build hook on with [tool.hatch.build.targets.wheel.hooks."
                 "aoti] in pyproject.toml"
             )
-        roots = {"paths": project.layout.import_paths, "packages": project.layout.import_packages}
+        roots = ImportRoots(project.layout.import_paths, project.layout.import_packages)
+        sources = {name: ProjectModel(entry, project.root, roots) for name, entry in settings.models.items()}
         models = []
         for name in names:
             _require_cpu(folder, name)
-            entry = settings.models[name].to_json()
-            payload = {"entry": entry, "root": str(project.root), "roots": roots, "model": name}
-            models.append(
-                Subject(name, project.layout.package, folder, payload, bench.reference("from_module", payload), site)
-            )
+            reference = bench.reference(name, sources[name])
+            models.append(Subject(name, project.layout.package, folder, sources[name], reference, site))
         # The script of the comparison compiles what the wheel has; otherwise only what is measured is needed.
-        entries = {name: settings.models[name].to_json() for name in (settings.models if options.builds else names)}
-        failures, scripts = prepare_artifacts(bench, entries, roots)
+        failures, scripts = prepare_artifacts(bench, [sources[name] for name in (sources if options.builds else names)])
         report = _measure(bench, project.root.name, command, models, failures)
         if builds is not None:
             builds = dataclasses.replace(builds, script_cold=scripts[0], script_warm=scripts[1])
@@ -84,8 +83,7 @@ def measure_package(
         models = []
         for name in names:
             _require_cpu(folder, name)
-            payload = {"package": package, "model": name}
-            models.append(Subject(name, package, folder, {}, bench.reference("from_signature", payload)))
+            models.append(Subject(name, package, folder, None, bench.reference(name, package=package)))
         return _measure(bench, package, command, models, {})
 
 

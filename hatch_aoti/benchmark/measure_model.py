@@ -32,7 +32,7 @@ def measure_model(bench: Bench, subject: Subject, failures: Mapping[tuple[str, s
     figures: dict[str, ContenderFigures] = {}
     warm: dict[str, Path] = {}
     for key in bench.options.contenders:
-        name = CONTENDERS[key].name if subject.source else PACKAGE_NAMES.get(key, CONTENDERS[key].name)
+        name = CONTENDERS[key].name if subject.project else PACKAGE_NAMES.get(key, CONTENDERS[key].name)
         found = ContenderFigures(key, name, artifact_bytes=artifact_bytes(bench, subject, key))
         warm[key] = bench.directory("warm", key)
         try:

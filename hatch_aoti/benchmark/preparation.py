@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.benchmark.contender import describe_error
 from hatch_aoti.benchmark.contenders import CONTENDERS
 from hatch_aoti.benchmark.eager import install_roots
-from hatch_aoti.settings.model import ModelSettings
+from hatch_aoti.benchmark.tasks import PreparationTask
+from hatch_aoti.codec import unpack
 from hatch_aoti.stages import report_stage
 
 if TYPE_CHECKING:
@@ -19,21 +19,21 @@ __all__ = ["prepare_all"]
 
 
 def prepare_all(payload: Mapping[str, Any]) -> dict[str, str | None]:
-    """Make one contender's artifacts for several models in this process.
+    """Do a `PreparationTask` in this process.
 
     Returns for each model why that failed, or None.
     """
-    install_roots(payload["roots"])
-    contender = CONTENDERS[payload["contender"]]
+    task = unpack(PreparationTask, payload)
+    contender = CONTENDERS[task.contender]
     failures: dict[str, str | None] = {}
-    for data in payload["entries"]:
-        entry = ModelSettings.from_json(data)
-        path = Path(payload["directory"], f"{entry.name}{contender.artifact}")
+    install_roots(task.models[0].roots)  # all of one project
+    for model in task.models:
+        name = model.entry.name
         try:
-            contender.prepare(entry, Path(payload["root"]), path)
-            failures[entry.name] = None
+            contender.prepare(model, task.directory / f"{name}{contender.artifact}")
+            failures[name] = None
         except Exception as error:  # noqa: BLE001 - whatever stops a contender is its result
             traceback.print_exc()
-            failures[entry.name] = describe_error(error)
-        report_stage(entry.name)
+            failures[name] = describe_error(error)
+        report_stage(name)
     return failures

@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 from hatch_aoti.benchmark import child
 from hatch_aoti.build.fork_server import kill_group
 from hatch_aoti.build.workers import Job, describe_exit, run_jobs
+from hatch_aoti.codec import pack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,11 +88,14 @@ class Fresh:
 
 
 def run_job(
-    function: str, payload: Mapping[str, Any], directory: Path, *, environ: Mapping[str, str], cwd: Path
+    function: str, task: Any, directory: Path, *, environ: Mapping[str, str], cwd: Path
 ) -> tuple[Outcome, float]:
-    """Run a function of this package in a process of its own; return how it ended and after how many seconds."""
+    """Run a function of this package in a process of its own; return how it ended and after how many seconds.
+
+    `task` is one of those in `tasks`; the function gets it packed.
+    """
     job = Job(
-        directory.name, f"hatch_aoti.benchmark.{function}", payload, directory, directory / "log.txt",
+        directory.name, f"hatch_aoti.benchmark.{function}", pack(task), directory, directory / "log.txt",
         scratch_environ(directory, environ), cwd,
     )  # fmt: skip
     (directory / "result.json").unlink(missing_ok=True)  # of an earlier run

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.benchmark.answers import leaves
 from hatch_aoti.benchmark.eager import eager_model, install_roots
+from hatch_aoti.benchmark.tasks import ReferenceTask
+from hatch_aoti.codec import unpack
 from hatch_aoti.export.inputs import pick_sizes
 from hatch_aoti.job.comparison import tolerances
 from hatch_aoti.settings.model import ModelSettings
@@ -30,41 +31,43 @@ INPUTS, ANSWERS = "inputs.pt", "answers.pt"
 
 
 def from_module(payload: Mapping[str, Any]) -> list[str]:
-    """Write the example inputs of a project's model, and what eager answers, into a directory; describe the inputs.
+    """Do a `ReferenceTask` for a project's model: its example inputs, and what eager answers. Describes the inputs.
 
     The answers come with the tolerances (rtol, atol) of each. Raises `ModelError`.
     """
     import torch
 
-    install_roots(payload["roots"])
-    entry = ModelSettings.from_json(payload["entry"])
-    model = eager_model(entry, Path(payload["root"]))
-    torch.save((model.args, model.kwargs), Path(payload["directory"], INPUTS))
+    task = unpack(ReferenceTask, payload)
+    if task.project is None:
+        raise ValueError(f"{task.model} is no project's")
+    install_roots(task.project.roots)
+    model = eager_model(task.project)
+    torch.save((model.args, model.kwargs), task.directory / INPUTS)
     torch.manual_seed(0)
     with torch.no_grad():
         answers = model.module(*model.args, **model.kwargs)
-    return _write(payload, (model.args, model.kwargs), answers, entry)
+    return _write(task, (model.args, model.kwargs), answers, task.project.entry)
 
 
 def from_signature(payload: Mapping[str, Any]) -> list[str]:
     """Do the same for a model of an installed package: made-up inputs, and the answers of the model itself."""
     import torch
 
-    model = importlib.import_module(f"{payload['package']}._models").MODELS[payload["model"]]
+    task = unpack(ReferenceTask, payload)
+    model = importlib.import_module(f"{task.package}._models").MODELS[task.model]
     torch.manual_seed(0)
     args, kwargs = made_up_inputs(model.signature)
-    torch.save((args, kwargs), Path(payload["directory"], INPUTS))
+    torch.save((args, kwargs), task.directory / INPUTS)
     torch.manual_seed(0)
-    return _write(payload, (args, kwargs), model(*args, **kwargs), None)
+    return _write(task, (args, kwargs), model(*args, **kwargs), ModelSettings(task.model, "", {}))
 
 
-def _write(payload: Mapping[str, Any], call: Any, answers: Any, entry: Any) -> list[str]:
+def _write(task: ReferenceTask, call: Any, answers: Any, entry: ModelSettings) -> list[str]:
     import torch
 
-    entry = entry or ModelSettings(payload["model"], "", {})
     expected = leaves(answers)
     allowed = [tolerances(x.dtype, entry) if x.is_floating_point() or x.is_complex() else (0.0, 0.0) for x in expected]
-    torch.save((expected, allowed), Path(payload["directory"], ANSWERS))
+    torch.save((expected, allowed), task.directory / ANSWERS)
     return [f"{str(x.dtype).removeprefix('torch.')}[{', '.join(map(str, x.shape))}]" for x in leaves(call)]
 
 

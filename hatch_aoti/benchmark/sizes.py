@@ -26,7 +26,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def artifact_bytes(bench: Bench, subject: Subject, key: str) -> int | None:
     """Return the size of what a contender loads; None if that is the source. Models share the file of constants."""
-    if key == OURS or not subject.source:
+    if key == OURS or not subject.project:
         manifest = read_manifest(subject.folder)
         model = manifest.models[subject.name]
         size = sum(_entry_bytes(subject.folder / item.file, item.entry) for item in model.artifacts)

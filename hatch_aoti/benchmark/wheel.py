@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
+
+from hatch_aoti.benchmark.tasks import WheelTask
+from hatch_aoti.codec import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -12,16 +16,16 @@ __all__ = ["build"]
 
 
 def build(payload: Mapping[str, Any]) -> str:
-    """Call hatchling as frontends do, and return the wheel's file name; it goes to the directory `output`.
+    """Do a `WheelTask`: call hatchling as frontends do, and return the wheel's file name.
 
-    `changed` names a model that is built with another `seed` than the project sets: a changed model, without a change
-    to anyone's file.
+    A model that is to change is built with another `seed` than the project sets, without a change to anyone's file.
     """
     from hatchling.build import build_wheel
 
-    if payload["changed"] is not None:
-        _change(payload["changed"])
-    return build_wheel(payload["output"])
+    task = unpack(WheelTask, payload)
+    if task.changed is not None:
+        _change(task.changed)
+    return build_wheel(os.fspath(task.output))
 
 
 def _change(name: str) -> None:
