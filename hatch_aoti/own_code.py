@@ -19,7 +19,7 @@ _HOME = Path(__file__).parent
 # Not `ast`: parsing all modules takes 100 ms, which every build would wait for. A test compares.
 _FOR_TYPES = re.compile(r"^if TYPE_CHECKING:\n(?:[ \t]+.*\n|\n)*", re.MULTILINE)
 _IMPORT = re.compile(rf"^[ \t]*import ({_PACKAGE}[\w.]*)", re.MULTILINE)
-_FROM_IMPORT = re.compile(rf"^[ \t]*from ({_PACKAGE}[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
+_FROM_IMPORT = re.compile(rf"^[ \t]*from ((?:{_PACKAGE}|\.)[\w.]*) import (\([^)]*\)|.*)", re.MULTILINE)
 
 
 @functools.cache
@@ -36,7 +36,7 @@ def modules_of(name: str) -> Mapping[str, Path]:
         if path is None or module in found:
             continue
         found[module] = path
-        todo += [module.rpartition(".")[0], *_imports(path.read_text(encoding="utf-8"))]
+        todo += [module.rpartition(".")[0], *_imports(module, path)]
     return dict(sorted(found.items()))
 
 
@@ -49,15 +49,26 @@ def code_digest(name: str) -> str:
     return digest.hexdigest()
 
 
-def _imports(text: str) -> Iterator[str]:
+def _imports(module: str, path: Path) -> Iterator[str]:
     """Yield what a module imports from this package; some are names in modules, not modules."""
-    text = _FOR_TYPES.sub("", text)
+    text = _FOR_TYPES.sub("", path.read_text(encoding="utf-8"))
     for imported in _IMPORT.finditer(text):
         yield imported[1]
     for imported in _FROM_IMPORT.finditer(text):
-        yield imported[1]
+        origin = _absolute(imported[1], module, path)
+        yield origin
         for part in re.sub(r"#.*", "", imported[2]).strip("()").split(","):
-            yield f"{imported[1]}.{(part.split() or [''])[0]}"
+            yield f"{origin}.{(part.split() or [''])[0]}"
+
+
+def _absolute(name: str, module: str, path: Path) -> str:
+    """Return the whole name of what a module imports by a name that may begin with dots."""
+    relative = name.lstrip(".")
+    dots = len(name) - len(relative)
+    if not dots:
+        return name
+    package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    return ".".join([*package[: len(package) - dots + 1], *([relative] if relative else [])])
 
 
 def _file(module: str) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,8 +51,9 @@ def parsed_imports(module: str, path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path} has a relative import, which `own_code` does not follow"
-            found |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+            origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+            found |= {origin, *(f"{origin}.{alias.name}" for alias in node.names)}
     return {name for name in found if name.partition(".")[0] == "hatch_aoti"}
 
 

@@ -10,6 +10,7 @@ import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import generate
 import hypothesis
@@ -50,12 +51,12 @@ BEYOND = {
 }  # fmt: skip
 
 
-def errors(config: dict) -> list[str]:
+def errors(config: dict[str, Any]) -> list[str]:
     validator = jsonschema.Draft7Validator(read_schema())
     return [error.message for error in validator.iter_errors(config.get("tool", {}).get("aoti", {}))]
 
 
-def model(**settings: object) -> dict:
+def model(**settings: object) -> dict[str, Any]:
     return {"tool": {"aoti": {"models": {"digits": {"model": "pkg:Net", "inputs": {}, **settings}}}}}
 
 

@@ -317,9 +317,9 @@ WRONG = {
         "is a folder",
     ),
     "weights of another format": (
-        declared('weights = "weights/net.bin"'),
+        declared('weights = "weights/net.onnx"'),
         "tool.aoti.models.digits.weights",
-        "ends in one of .safetensors, .pt, .pth",
+        "ends in one of .safetensors, .pt, .pth, .bin, .ckpt, .index.json",
     ),
     "weights outside": (
         declared('weights = "../outside.pt"'),

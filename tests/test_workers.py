@@ -158,7 +158,7 @@ def test_models_killed_for_memory_and_those_behind_them_are_built_one_at_a_time(
 
     (tmp_path / "mark-c").touch()
     settings = Settings(models={}, jobs=2)
-    requests = dict.fromkeys(("mark-a", "mark-b", "mark-c"), SimpleNamespace(device="cuda"))  # nothing to import ahead
+    requests: Any = dict.fromkeys(("mark-a", "mark-b", "mark-c"), SimpleNamespace(device="cuda"))  # nothing to import
     outcomes = pipeline._outcomes(requests, jobs_for, settings, tmp_path / "scratch", Reporter())
     assert [pipeline._answer(outcome) for outcome in outcomes] == [ModelFailure("compile", "made up")] * 3
     assert made[1][1] == tmp_path / "scratch" / "again"

@@ -21,6 +21,7 @@ from hatch_aoti.compiler import compilation as compiler
 from hatch_aoti.compiler.compilation import all_options, compile_program, one_thread
 from hatch_aoti.compiler.gpu import GpuRecord, architectures, gpu_options
 from hatch_aoti.compiler.optimize import make_plan
+from hatch_aoti.compiler.options import check_options, whole_tables
 from hatch_aoti.compiler.reproduce import PROGRAM, dump_minifier, save_program, write_script
 from hatch_aoti.compiler.serialise import inductor_options
 from hatch_aoti.compiler.target import folding_features
@@ -112,6 +113,10 @@ def _failure(error: BaseException) -> ModelFailure | None:
 def _run(job: ModelJob, unset: list[str]) -> ModelResult:
     """Do the job; add to `unset` which variables that are not set the export looked up, also where it fails."""
     request, entry = job.request, job.request.entry
+    try:
+        check_options(whole_tables(entry.inductor_configs))  # an export may take minutes
+    except CompileError as error:
+        raise ModelError(entry.name, "compile", error.reason, hint=error.hint, details=error.details) from error
     exported, trace = _export(job, unset)
     try:
         artifacts = tuple(

@@ -73,14 +73,7 @@ class ModelSettings:
     )
     weights: str | None = setting(
         paths.project_file(
-            "weights/digits.safetensors",
-            ".safetensors",
-            ".pt",
-            ".pth",
-            ".bin",
-            ".ckpt",
-            ".index.json",
-            keyed=True,
+            "weights/digits.safetensors", *(".safetensors", ".pt", ".pth", ".bin", ".ckpt", ".index.json"), keyed=True
         ),
         "A file with the model's state dict: `.safetensors`, the `.index.json` of one in several files, or a `.pt`, "
         "`.pth`, `.bin` or `.ckpt`, which are loaded with `weights_only=True`. `checkpoint.pt#ema` is the state dict "
