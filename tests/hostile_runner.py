@@ -63,8 +63,8 @@ def use(project, clean: Path, directory: Path) -> dict[str, Any]:
     remade: list[str] = []
     pipeline.run_jobs = finished_jobs(clean, remade)
     cache = open_cache(directory)
-    bundle = build_project(project, cache, Reporter(), environ=os.environ)[0].bundle
-    wheel = {name: file_digest(path) for name, path in bundle.artifacts.items()} | dict(bundle.texts)
+    contents = build_project(project, cache, Reporter(), environ=os.environ)[0].contents
+    wheel = {name: file_digest(path) for name, path in contents.artifacts.items()} | dict(contents.texts)
     headers = {}
     for entry in sorted(clean.glob("headers/*/*")):
         found = cache.get(entry.name, "headers")

@@ -52,7 +52,7 @@ from hatch_aoti.runtime.contract import Parameter, Signature, Size, TensorInput,
 from hatch_aoti.runtime.declarations import Gpu
 from hatch_aoti.settings.debugging import Debugging
 from hatch_aoti.settings.model import ModelSettings
-from hatch_aoti.wheel.contents import make_bundle
+from hatch_aoti.wheel.contents import make_contents
 from hatch_aoti.wheel.inspection import GpuReport, inspect_path
 from hatch_aoti.wheel.platform_tag import TagChoice
 
@@ -295,7 +295,7 @@ def gpu_bundle(tmp_path):
     write_package(artifact, {"model": {"model.wrapper.so": Path(torch._C.__file__)}})
     gpu = GpuRecord(**dataclasses.asdict(A100), architectures=architectures(A100, MULTI))
     made = Artifact(TARGETS[0].name, "key", artifact, None, 8, False, RECORD, Measured(None))
-    return make_bundle(
+    return make_contents(
         [ModelResult("scale", "cuda", ON_GPU, (made,), gpu=gpu)],
         {"scale": entry(device="cuda")},
         TARGETS,

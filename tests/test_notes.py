@@ -11,7 +11,7 @@ import pytest
 from hatch_aoti.build import report
 from hatch_aoti.build.progress import Reporter
 from hatch_aoti.settings.model import ModelSettings
-from hatch_aoti.wheel.contents import Bundle
+from hatch_aoti.wheel.contents import WheelContents
 from hatch_aoti.wheel.platform_tag import TagChoice
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def test_a_wheel_over_the_limit_of_public_indexes_is_pointed_out(
     artifact = tmp_path / "large.pt2"
     with artifact.open("wb") as file:
         file.truncate(size)
-    report.warn_of_size(Bundle({"_models.py": "#"}, {"large.pt2": artifact}), reporter)
+    report.warn_of_size(WheelContents({"_models.py": "#"}, {"large.pt2": artifact}), reporter)
     said = capsys.readouterr().err
     assert ("WARNING: the models take 104.9 MB in the wheel" in said) is warned
     assert ("files up to 100 MiB" in said) is warned

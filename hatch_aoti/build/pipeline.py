@@ -1,4 +1,4 @@
-"""From settings to a bundle: resolves targets, runs a job for each model, and reads what the results need."""
+"""From settings to what goes into a wheel: targets, a job for each model, and what their results need."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from hatch_aoti.job.values import JobResult, ModelFailure, ModelJob, ModelReques
 from hatch_aoti.own_code import code_digest
 from hatch_aoti.settings.environment import compose
 from hatch_aoti.settings.reader import shaping_variables
-from hatch_aoti.wheel.contents import make_bundle
+from hatch_aoti.wheel.contents import make_contents
 from hatch_aoti.wheel.model_files import artifact_name
 from hatch_aoti.wheel.platform_tag import choose_tag, torch_platform_floor
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from hatch_aoti.layout import Layout
     from hatch_aoti.settings.environment import WorkerEnvironment
     from hatch_aoti.settings.model import ModelSettings, Settings
-    from hatch_aoti.wheel.contents import Bundle
+    from hatch_aoti.wheel.contents import WheelContents
     from hatch_aoti.wheel.platform_tag import TagChoice
 
 __all__ = ["Built", "build_models"]
@@ -59,7 +59,7 @@ __all__ = ["Built", "build_models"]
 class Built:
     """The outcome of a build: what to put into the wheel, and the wheel's platform."""
 
-    bundle: Bundle
+    contents: WheelContents
     tag: TagChoice
 
 
@@ -74,7 +74,7 @@ def build_models(
     torch_version: str,
     environ: Mapping[str, str],
 ) -> Built:
-    """Compile all models of a project, or take them from the cache, and bundle them.
+    """Compile all models of a project, or take them from the cache, and put together what goes into the wheel.
 
     `version` is the project's, `torch_version` that of the torch that compiles. Raises `AotiError`; models that fail
     are reported together, after the others have been finished and cached.
@@ -97,7 +97,7 @@ def build_models(
     announce_debugging(settings, reporter)
     results = _run(requests, settings, layout, cache, reporter, root=root, environment=environment)
     tag = _choose_tag(results, settings.platform_tag)
-    bundle = make_bundle(
+    contents = make_contents(
         results,
         settings.models,
         targets,
@@ -114,9 +114,9 @@ def build_models(
     explain_tag(tag, reporter)
     warn_of_tuning(settings.models, reporter)
     note_equal_weights(results, settings.models, reporter)
-    warn_of_size(bundle, reporter)
+    warn_of_size(contents, reporter)
     cache.trim(settings.cache_size)
-    return Built(bundle, tag)
+    return Built(contents, tag)
 
 
 def _run(

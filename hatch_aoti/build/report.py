@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hatch_aoti.job.values import ModelResult
     from hatch_aoti.runtime.contract import Signature
     from hatch_aoti.settings.model import ModelSettings, Settings
-    from hatch_aoti.wheel.contents import Bundle
+    from hatch_aoti.wheel.contents import WheelContents
     from hatch_aoti.wheel.platform_tag import TagChoice
 
 __all__ = [
@@ -160,9 +160,9 @@ def note_equal_weights(
             )
 
 
-def warn_of_size(bundle: Bundle, reporter: Reporter) -> None:
+def warn_of_size(contents: WheelContents, reporter: Reporter) -> None:
     """Say that the models are larger than what an index takes, if they are."""
-    size = sum(path.stat().st_size for path in bundle.artifacts.values()) + sum(map(len, bundle.texts.values()))
+    size = sum(path.stat().st_size for path in contents.artifacts.values()) + sum(map(len, contents.texts.values()))
     if size > _INDEX_LIMIT:
         reporter.warn(
             f"the models take {human_size(size)} in the wheel (before compression, which gains little on weights); "

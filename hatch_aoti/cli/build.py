@@ -32,7 +32,7 @@ def build(project: Path, output: Path) -> None:
     from hatch_aoti.artifact.cache import open_cache
     from hatch_aoti.build.progress import Reporter
     from hatch_aoti.plugin.project import build_project, open_project
-    from hatch_aoti.wheel.contents import write_bundle
+    from hatch_aoti.wheel.contents import write_contents
 
     if sys.platform == "win32":
         raise AotiError("hatch-aoti does not support building on Windows yet; build on Linux or macOS")
@@ -43,9 +43,9 @@ def build(project: Path, output: Path) -> None:
     cache = open_cache(opened.settings.cache_dir, trusted=opened.settings.trust_cache)
     built, _ = build_project(opened, cache, reporter, environ=os.environ)
     try:
-        write_bundle(built.bundle, output)
+        write_contents(built.contents, output)
     except OSError as error:
         raise AotiError(
             f"cannot write the models into {output}: {error.strerror or error}. Choose another directory with --output"
         ) from error
-    reporter.note(f"wrote {', '.join(built.bundle.names)} to {output}")
+    reporter.note(f"wrote {', '.join(built.contents.names)} to {output}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hatch_aoti.layout import Layout
     from hatch_aoti.plugin.project import Project
     from hatch_aoti.settings.model import Settings
-    from hatch_aoti.wheel.contents import Bundle
+    from hatch_aoti.wheel.contents import WheelContents
 
 __all__ = ["AotiBuildHook"]
 
@@ -77,7 +77,7 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         from hatch_aoti.build.progress import Reporter
         from hatch_aoti.plugin.editable import refuse_foreign_accessor
         from hatch_aoti.plugin.project import build_project
-        from hatch_aoti.wheel.contents import ACCESSOR, Bundle, skipped_accessor
+        from hatch_aoti.wheel.contents import ACCESSOR, WheelContents, skipped_accessor
 
         settings, layout = project.settings, project.layout
         reporter = Reporter()
@@ -89,8 +89,10 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
                 f"{layout.package}._models from it raises ImportError"
             )
             if not editable:  # an editable tree keeps the models it has
-                bundle = Bundle({ACCESSOR: skipped_accessor(layout.package)}, {})
-                self._include(build_data, layout, bundle, open_cache(settings.cache_dir, trusted=settings.trust_cache))
+                contents = WheelContents({ACCESSOR: skipped_accessor(layout.package)}, {})
+                self._include(
+                    build_data, layout, contents, open_cache(settings.cache_dir, trusted=settings.trust_cache)
+                )
             return
         cache = open_cache(settings.cache_dir, trusted=settings.trust_cache)
         built, requirement = build_project(project, cache, reporter, environ=os.environ)
@@ -100,11 +102,11 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if editable:
             from hatch_aoti.plugin.editable import write_into_tree
 
-            write_into_tree(built.bundle, layout.source_directory)
+            write_into_tree(built.contents, layout.source_directory)
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{built.tag.tag}"
-        self._include(build_data, layout, built.bundle, cache)
+        self._include(build_data, layout, built.contents, cache)
 
     def _leave_out_generated(self, layout: Layout, also: Iterable[str] = ()) -> None:
         """Keep what an editable install wrote into the tree, and files named in `also`, out of this archive.
@@ -124,24 +126,24 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         if artifacts:  # these patterns win over `exclude`, so they need an exception of their own
             target["artifacts"] = [*artifacts, *(f"!{pattern}" for pattern in patterns)]
 
-    def _include(self, build_data: dict[str, Any], layout: Layout, bundle: Bundle, cache: Any) -> None:
-        """Map the bundle's files into the wheel. Generated texts get a place in the cache, as they need one."""
+    def _include(self, build_data: dict[str, Any], layout: Layout, contents: WheelContents, cache: Any) -> None:
+        """Map its files into the wheel. Generated texts get a place in the cache, as they need one."""
         from importlib.metadata import version
 
         from hatch_aoti.wheel.manifest import MANIFEST, parse_manifest
         from hatch_aoti.wheel.sbom import SBOM, render_sbom
 
-        self._leave_out_generated(layout, also=bundle.names)
-        texts = cache.keep_texts(bundle.texts)
-        for name in bundle.names:
-            source = bundle.artifacts.get(name) or texts / name
+        self._leave_out_generated(layout, also=contents.names)
+        texts = cache.keep_texts(contents.texts)
+        for name in contents.names:
+            source = contents.artifacts.get(name) or texts / name
             build_data["force_include"][os.fspath(source)] = f"{layout.wheel_directory}/{name}"
-        if bundle.metadata:
-            metadata = cache.keep_texts(bundle.metadata)
-            build_data["extra_metadata"] |= {os.fspath(metadata / name): name for name in bundle.metadata}
-        if MANIFEST in bundle.texts:
+        if contents.metadata:
+            metadata = cache.keep_texts(contents.metadata)
+            build_data["extra_metadata"] |= {os.fspath(metadata / name): name for name in contents.metadata}
+        if MANIFEST in contents.texts:
             sbom = render_sbom(
-                parse_manifest(bundle.texts[MANIFEST].encode()),
+                parse_manifest(contents.texts[MANIFEST].encode()),
                 name=self.metadata.name,
                 version=self.metadata.version,
                 hatchling=version("hatchling"),

@@ -10,13 +10,13 @@ from hatch_aoti.artifact.atomic_files import replace_file
 from hatch_aoti.errors import AotiError
 from hatch_aoti.wheel.accessor import RUNTIME
 from hatch_aoti.wheel.cmake import cmake_names
-from hatch_aoti.wheel.contents import write_bundle
+from hatch_aoti.wheel.contents import write_contents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from hatch_aoti.wheel.contents import Bundle
+    from hatch_aoti.wheel.contents import WheelContents
 
 __all__ = ["generated_files", "refuse_foreign_accessor", "write_into_tree"]
 
@@ -56,19 +56,21 @@ def refuse_foreign_accessor(package: Path, name: str) -> None:
             )
 
 
-def write_into_tree(bundle: Bundle, package: Path) -> None:
-    """Write a bundle into a package's directory, each file at once or not at all, and remove those of an earlier one.
+def write_into_tree(contents: WheelContents, package: Path) -> None:
+    """Write what goes into a wheel into a package's directory, and remove what an earlier install wrote.
+
+    Each file is written at once or not at all.
 
     The directory's `.gitignore` lists them, in a block with marks around it; the lines of the project's own there stay
     as they are. Raises `AotiError` if the tree is read-only.
     """
     earlier = generated_files(package)
     try:
-        write_bundle(bundle, package)
-        for name in set(earlier) - set(bundle.names):
+        write_contents(contents, package)
+        for name in set(earlier) - set(contents.names):
             if _is_output(name):
                 (package / name).unlink(missing_ok=True)
-        _list_as_ignored(package, bundle.names)
+        _list_as_ignored(package, contents.names)
     except OSError as error:
         raise AotiError(
             f"an editable install writes the compiled models into {package}, which failed: {error.strerror or error}. "

@@ -1,6 +1,6 @@
 """What goes into the wheel: `_models.py`, the `.pt2` files, the manifest `_models.json`, and what C++ needs.
 
-A `Bundle` here is all of that; the setting `bundle`, one `.pt2` for several models, is the business of `model_files`.
+`WheelContents` is all of that. The setting `bundle`, one `.pt2` for several models, is the business of `model_files`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hatch_aoti.wheel.model_files import Location
     from hatch_aoti.wheel.platform_tag import TagChoice
 
-__all__ = ["ACCESSOR", "DEVICES", "Bundle", "make_bundle", "skipped_accessor", "write_bundle"]
+__all__ = ["ACCESSOR", "DEVICES", "WheelContents", "make_contents", "skipped_accessor", "write_contents"]
 
 ACCESSOR = "_models.py"
 DEVICES = "hatch_aoti/devices.json"  # below `extra_metadata` in the wheel's `.dist-info`
@@ -52,7 +52,7 @@ _DEVICES_SCHEMA = 1
 
 
 @dataclasses.dataclass(frozen=True)
-class Bundle:
+class WheelContents:
     """The files for the package's directory: texts to write and artifacts to copy, by name (`cmake/x` in a folder).
 
     `metadata` are texts for the wheel's own metadata, by their names in its folder `extra_metadata`.
@@ -68,7 +68,7 @@ class Bundle:
         return sorted([*self.texts, *self.artifacts])
 
 
-def make_bundle(
+def make_contents(
     results: Sequence[ModelResult],
     entries: Mapping[str, ModelSettings],
     targets: Sequence[Target],
@@ -80,7 +80,7 @@ def make_bundle(
     cache: Cache,
     debug: Mapping[str, str],
     environment: Mapping[str, str],
-) -> Bundle:
+) -> WheelContents:
     """Put together what the wheel gets for `results` (sorted by name), compiled for `targets` (best first).
 
     `debug` has the environment variables that made this a debug build; none in a release build.
@@ -145,7 +145,7 @@ def make_bundle(
     artifacts = {location.path.name: location.path for location in locations.values()}
     if constants is not None:
         artifacts[CONSTANTS] = constants
-    return Bundle({**texts, MANIFEST: manifest.render()}, artifacts, _metadata(results))
+    return WheelContents({**texts, MANIFEST: manifest.render()}, artifacts, _metadata(results))
 
 
 def _digest_of_text(text: str) -> FileRecord:
@@ -217,9 +217,9 @@ raise ImportError(
 '''
 
 
-def write_bundle(bundle: Bundle, directory: Path) -> None:
-    """Write a bundle's files into a directory, creating it and those inside. Raises `OSError`."""
-    contents: dict[str, str | Path] = {**bundle.texts, **bundle.artifacts}
-    for name, content in sorted(contents.items()):
+def write_contents(contents: WheelContents, directory: Path) -> None:
+    """Write the files into a directory, creating it and those inside. Raises `OSError`."""
+    files: dict[str, str | Path] = {**contents.texts, **contents.artifacts}
+    for name, content in sorted(files.items()):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         replace_file(directory / name, content)
