@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import re
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from conftest import make_project, write_files
 
+from hatch_aoti.compiler.optimize import make_plan
 from hatch_aoti.errors import ModelError
 from hatch_aoti.export.inputs import pick_sizes
 from hatch_aoti.export.program import export_model
+from hatch_aoti.export.signature import read_signature
 from hatch_aoti.settings.model import Dim, ModelSettings, TensorInput
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("default")  # torch's own, at export
 
 X = {"x": TensorInput(("n", 4))}
+SEQUENCES = {"x": TensorInput((2, "t", 4))}
+TWO_SIZES = {"x": TensorInput(("n", 8)), "y": TensorInput(("n", "m"))}
 DIMS = {"n": Dim(1, 16)}
 LINEAR = ModelSettings("net", "stages_models:Linear", {"input": TensorInput(("n", 4))}, dims=DIMS)
 
@@ -177,6 +182,24 @@ CASES = {
         "export",
         "the model does not work for all of the declared ranges",
     ),
+    # pytorch/pytorch#146315
+    "a range with sizes that torch excludes by a condition": (
+        of("Strides", TWO_SIZES, dims={"n": Dim(1, 16), "m": Dim(1, 64)}),
+        "export",
+        "not every size in the range of `m` works: it needs ((1 + m) // 2) != 1 and m != 2",
+    ),
+    "a tensor in a plain object that forward replaces": (
+        of("Replaces"),
+        "export",
+        "forward() changes `cache.keys`, in",
+    ),
+    "a tensor in a dict that forward writes to": (of("Writes"), "export", "forward() changes `parts[1]['seen']`, in"),
+    "a dict by a dynamic size": (of("ByLength"), "export", "unhashable type: non-nested SymInt"),
+    "a factory that lacks a package": (
+        of("wants_a_package"),
+        "build",
+        "raises ModuleNotFoundError: No module named 'a_package_that_nobody_has'",
+    ),
 }
 
 
@@ -194,6 +217,14 @@ def test_a_failing_stage_says_what_is_wrong_and_what_to_do(entry: ModelSettings,
     [
         (of("Fixes"), 'write 8 in place of "n" in the shapes and drop `n` from `dims`'),
         (of("Loops"), 'write 8 in place of "n" in the shapes and drop `n` from `dims`'),
+        (of("Loops"), "stages_models.py:57 asks for its value: a Python loop over it"),
+        (
+            of("Recurrent", SEQUENCES, dims={"t": Dim(1, 16)}),
+            "`steps` is an nn.LSTM, which torch.export unrolls over the sequence",
+        ),
+        (of("ByLength"), "make what forward() keeps by size once, for the largest one, and take a slice of it"),
+        (of("Replaces"), "self.register_buffer(name, tensor)"),
+        (of("wants_a_package"), "add what has the module `a_package_that_nobody_has` to `build-system.requires`"),
         (of("Clips"), "write `dims.n = { min = 8, max = 16 }`"),
         (of("Pairs"), "forward() works for `n` = 2*_n only"),
         (
@@ -210,6 +241,37 @@ def test_a_failing_stage_says_what_is_wrong_and_what_to_do(entry: ModelSettings,
 def test_a_dim_that_does_not_hold_is_answered_with_what_to_write_instead(entry: ModelSettings, hint: str, root: Path):
     """Guards against pytorch/pytorch#150364 and the like: torch's own advice speaks of code, not of the settings."""
     assert hint in error_of(entry, root).hint
+
+
+@pytest.mark.parametrize("model", ["Remembers", "Lazy", "Rotary", "Force"])
+def test_models_that_are_not_as_simple_as_they_could_be_are_exported(model: str, root: Path):
+    """pytorch/pytorch#147599, #125984, rotary embeddings; and objects that forward leaves values of a trace in."""
+    import torch
+
+    source = export_model(of(model), root=root, device="cpu")
+    make_plan(
+        source.program,
+        read_signature(
+            source.program,
+            forward=source.module.forward,
+            args=source.args,
+            kwargs=source.kwargs,
+            output=source.output,
+            dynamic_shapes=source.dynamic_shapes,
+        ),
+        of(model),
+        device="cpu",
+    )
+    x = torch.randn(5, 4)
+    again = copy.deepcopy(source.module)  # as verification does it
+    torch.testing.assert_close(source.program.module()(x), again(x))
+
+
+def test_example_inputs_that_parameters_made_are_detached(root: Path):
+    """pytorch/pytorch#54580"""
+    source = export_model(of("Linear", "stages_models:computed", dims={}), root=root, device="cpu")
+    assert source.args[0].grad_fn is None
+    assert not source.args[0].requires_grad
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,16 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hatch_aoti.errors import AotiError
 
-__all__ = ["error_name", "first_line", "first_lines", "raised", "user_traceback"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["error_name", "first_line", "first_lines", "raised", "user_traceback", "users_frames"]
+
+_MOST_LINES = 6  # of an error's text: torch's go on with advice on its own logs
 
 
 def raised(error: BaseException, when: str = "") -> str:
@@ -43,19 +49,22 @@ def first_lines(text: str, count: int) -> str:
     return "\n".join([line.rstrip() for line in text.splitlines() if line.strip()][:count])
 
 
-def user_traceback(error: BaseException) -> str:
-    """Return the part of the traceback that lies in the user's code: no frame of hatch-aoti, importlib or torch."""
+def users_frames(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Return the frames that lie in the user's code: none of hatch-aoti, importlib, torch, or what they generate."""
     here = str(Path(__file__).parents[1])
     torch_module = sys.modules.get("torch")
     torch_home = str(Path(torch_module.__file__ or "").parent) if torch_module is not None else here
 
     importing = str(Path(importlib.__file__ or "").parent)
 
-    def is_users(frame: traceback.FrameSummary) -> bool:
-        return not frame.filename.startswith((here, torch_home, importing, "<frozen"))
+    return [frame for frame in frames if not frame.filename.startswith((here, torch_home, importing, "<"))]
 
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame)]
+
+def user_traceback(error: BaseException) -> str:
+    """Return the part of the traceback that lies in the user's code, and the beginning of the error's text."""
+    frames = users_frames(traceback.extract_tb(error.__traceback__))
     if not frames:
         return ""
-    lines = traceback.format_list(frames) + traceback.format_exception_only(error)[:1]
+    said = "".join(traceback.format_exception_only(error)[:1])
+    lines = [*traceback.format_list(frames), first_lines(said, _MOST_LINES)]
     return "Traceback (most recent call last, the project's own frames):\n" + "".join(lines).rstrip()

@@ -9,17 +9,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 import inspect
-import re
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import ModelError, SavedProgramError
+from hatch_aoti.export.constraints import size_error, sizes_asked_for
 from hatch_aoti.export.containers import register_output_types
 from hatch_aoti.export.failures import error_name, first_line, first_lines, raised, user_traceback
 from hatch_aoti.export.importing import import_object
 from hatch_aoti.export.inputs import example_inputs, to_device
 from hatch_aoti.export.module import make_module, seed_everything
+from hatch_aoti.export.plain_state import PlainState
 from hatch_aoti.export.saved_program import copy_checked
 from hatch_aoti.export.weights import load_weights
 from hatch_aoti.stages import add_note, report_stage
@@ -112,6 +113,7 @@ def export_model(entry: ModelSettings, *, root: Path, device: str) -> ExportedMo
     report_stage("export")
     with torch.no_grad():
         seed_everything(entry.seed)
+        plain = PlainState(module)
         try:
             output = _try(module, args, kwargs)
         except BaseException as error:
@@ -122,6 +124,15 @@ def export_model(entry: ModelSettings, *, root: Path, device: str) -> ExportedMo
                 hint="call the model on these inputs in plain PyTorch first; `inputs` and the model must agree",
                 details=user_traceback(error),
             ) from error
+        if changed := plain.changed():
+            raise ModelError(
+                entry.name,
+                "export",
+                f"forward() changes {', '.join(f'`{path}`' for path in changed)}, in plain attributes: compiled code "
+                "would start every call from the values at build",
+                hint="register such tensors in __init__, `self.register_buffer(name, tensor)`, and assign or write to "
+                "that; or pass them to forward() and return new ones",
+            )
         register_output_types(output)
         program = _export(entry, module, args, kwargs, prepared.dynamic_shapes)
     return ExportedModel(module, args, kwargs, prepared.dynamic_shapes, output, program)
@@ -129,7 +140,9 @@ def export_model(entry: ModelSettings, *, root: Path, device: str) -> ExportedMo
 
 def _try(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return what eager answers, without leaving a trace in a model with state (a buffer that forward changes)."""
-    state = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    from torch.nn.parameter import is_lazy
+
+    state = {name: buffer.clone() for name, buffer in module.named_buffers() if not is_lazy(buffer)}
     output = module(*copy.deepcopy(args), **copy.deepcopy(kwargs))
     for name, buffer in module.named_buffers():
         if name in state:
@@ -219,67 +232,36 @@ def _sign_forward(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[
     function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
 
-_CONSTANT = re.compile(r"(\w+) was inferred to be a constant \((\d+)\)")
-_SUGGESTED = re.compile(r"^\s*(\w+) = (.+)$", re.MULTILINE)
-
-
 def _export(
     entry: ModelSettings, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> torch.export.ExportedProgram:
     import torch
 
+    state, where = PlainState(module), []
     try:
-        return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        with sizes_asked_for() as where:
+            return torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
     except BaseException as error:
-        text = str(error)
-        suggested = dict(_SUGGESTED.findall(text.partition("Suggested fixes")[2]))
-        constants = {name: value for name, value in suggested.items() if value.isdigit()} | dict(
-            _CONSTANT.findall(text)
-        )
-        if constants:
-            raise ModelError(
-                entry.name,
-                "export",
-                " and ".join(
-                    f"dim `{name}` is declared as a range, but the model only works for size {size}, the size of the "
-                    "example"
-                    for name, size in sorted(constants.items())
-                ),
-                hint="; ".join(
-                    f'write {size} in place of "{name}" in the shapes and drop `{name}` from `dims`, or find what '
-                    "in forward() fixes it (a reshape to a constant, an `if` on the size, a Python loop over it)"
-                    for name, size in sorted(constants.items())
-                ),
-                details=first_lines(text, 12),
-            ) from error
-        if suggested:
-            advice = [_advice(name, value) for name, value in suggested.items() if name in entry.dims]
-            raise ModelError(
-                entry.name,
-                "export",
-                "the model does not work for all of the declared ranges",
-                hint="; ".join(advice) or "change `dims` or the model, as torch suggests",
-                details=first_lines(text, 12),
-            ) from error
+        if (wrong := size_error(entry, module, str(error), where)) is not None:
+            raise wrong from error
         raise ModelError(
             entry.name,
             "export",
             f"torch.export raises {error_name(error)}: {first_line(error)}",
-            hint="torch.export needs a forward() without data-dependent Python control flow; see the traceback for "
-            "the place, and https://docs.pytorch.org/docs/stable/export.html for ways to rewrite it",
+            hint=_why_not_exported(error),
             details=user_traceback(error),
         ) from error
+    finally:
+        state.restore()
 
 
-def _advice(name: str, suggestion: str) -> str:
-    """Turn torch's suggestion for a dim (`Dim('n', min=8)`, `m`, `2*_n`) into words about the settings."""
-    bounds = re.fullmatch(r"Dim\('\w+'(?:, min=(\d+))?(?:, max=(\d+))?\)", suggestion)
-    if bounds is not None:
-        pairs = [f"{key} = {value}" for key, value in zip(("min", "max"), bounds.groups(), strict=True) if value]
-        return f"write `dims.{name} = {{ {', '.join(pairs)} }}`, or make forward() work for the other sizes"
-    if suggestion.isidentifier():
-        return f'`{name}` and `{suggestion}` must always be equal: write "{suggestion}" for both in the shapes'
+def _why_not_exported(error: BaseException) -> str:
+    if "unhashable type: non-nested SymInt" in str(error):
+        return (
+            "a size that is dynamic has no value while torch.export traces, so it cannot be the key of a dict: make "
+            "what forward() keeps by size once, for the largest one, and take a slice of it"
+        )
     return (
-        f"forward() works for `{name}` = {suggestion} only, where the name with the underscore is any whole number; "
-        "make it work for every size of the range (by padding, say)"
+        "torch.export needs a forward() without data-dependent Python control flow; see the traceback for the place, "
+        "and https://docs.pytorch.org/docs/stable/export.html for ways to rewrite it"
     )
