@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from hatch_aoti.build import report
 from hatch_aoti.build.progress import Reporter
+from hatch_aoti.job.values import Artifact, Measured, ModelResult, NotVerified, Verified
+from hatch_aoti.runtime.contract import Constant, Signature
 from hatch_aoti.settings.model import ModelSettings
 from hatch_aoti.wheel.contents import WheelContents
 from hatch_aoti.wheel.platform_tag import TagChoice
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from conftest import Builder
 
 WAIT = "_ZNSt18condition_variable4waitERSt11unique_lockISt5mutexE@GLIBCXX_3.4.30 (libstdc++.so.6)"
@@ -95,3 +97,36 @@ def test_kernels_chosen_by_measuring_are_pointed_out(reporter: Reporter, capsys:
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
     assert said[0].startswith("aoti: tuned: `max_autotune` chooses kernels by measuring them here")
+
+
+def result(*artifacts: Artifact) -> ModelResult:
+    return ModelResult("net", "cpu", Signature((), Constant(None)), artifacts)
+
+
+def made(verified: Verified | NotVerified, measured: Measured) -> Artifact:
+    record: Any = SimpleNamespace(verified=verified)
+    return Artifact("v3", "key", Path("net.pt2"), None, 1, cached=False, record=record, measured=measured)
+
+
+def test_an_output_that_no_check_could_find_wrong_is_pointed_out_once(
+    reporter: Reporter, capsys: pytest.CaptureFixture[str]
+):
+    measured = Measured(0.0, vacuous=("output is 0 wherever it was compared",))
+    report.warn_of_vacuous_checks([result(*[made(Verified(8, None, None), measured)] * 2)], reporter)
+    said = capsys.readouterr().err
+    assert said.count("output is 0 wherever it was compared") == 1
+    assert "WARNING: net: verification shows little, since" in said
+    report.warn_of_vacuous_checks([result(made(Verified(8, None, None), Measured(0.0)))], reporter)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("verified", "error", "said"),
+    [
+        (Verified(8, None, None), 1.5e-7, "1.5e-07"),
+        (Verified(8, None, None), None, "equal"),
+        (NotVerified(), None, "not checked"),
+    ],
+)
+def test_the_table_says_what_was_checked(verified: Verified | NotVerified, error: float | None, said: str):
+    assert report._error(made(verified, Measured(error))) == said

@@ -265,3 +265,54 @@ def test_a_compiled_model_that_answers_what_eager_rejects_fails(monkeypatch):
         ModelError, match="eager raises IndexError: below zero, the compiled model answers, on x with -1"
     ):
         checked(monkeypatch, Rows(), (torch.arange(4),))
+
+
+class Outputs(nn.Module):
+    """Answers with what depends on the input, and with what it is given."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.register_buffer("value", torch.as_tensor(value))
+
+    def forward(self, x):
+        return x + 0, self.value.expand(x.shape) + 0
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.0, "output[1] is 0 wherever it was compared"),
+        (3.0, "output[1] is 3 wherever it was compared"),
+        (7, "output[1] is 7 wherever it was compared"),
+        (float("nan"), "output[1] is NaN or infinite wherever it was compared"),
+        (float("inf"), "output[1] is NaN or infinite wherever it was compared"),
+    ],
+)
+def test_an_output_that_no_check_could_find_wrong_is_pointed_out(monkeypatch, value, said):
+    """A head whose weights and bias are zero had "max error 0.0", as if that said something."""
+    verification, _ = checked(monkeypatch, Outputs(value), (torch.randn(8, 3),), batch(2, 64))
+    assert verification.measured.vacuous == (said,)
+
+
+class Tiny(nn.Module):
+    def forward(self, x):
+        return x.tanh() * 1e-14
+
+
+def test_an_output_below_the_tolerance_is_pointed_out_unless_the_tolerance_is_set(monkeypatch):
+    verification, _ = checked(monkeypatch, Tiny(), (torch.randn(8, 3),), batch(2, 64))
+    [said] = verification.measured.vacuous
+    assert said.startswith("output is at most ")
+    assert said.endswith(", less than the difference of 0.0001 that `atol` allows")
+    verification, _ = checked(monkeypatch, Tiny(), (torch.randn(8, 3),), batch(2, 64), atol=1e-18)
+    assert verification.measured.vacuous == ()
+
+
+class Flags(nn.Module):
+    def forward(self, x):
+        return x > -100, x.argmax(1), x.sum()
+
+
+def test_flags_may_always_be_the_same_and_single_numbers_too(monkeypatch):
+    verification, _ = checked(monkeypatch, Flags(), (torch.randn(8, 30),))
+    assert verification.measured.vacuous == ()

@@ -21,6 +21,7 @@ from hatch_aoti.build.report import (
     report_models,
     warn_of_size,
     warn_of_tuning,
+    warn_of_vacuous_checks,
 )
 from hatch_aoti.build.resources import choose_job_count, read_resources
 from hatch_aoti.build.workers import Job, run_jobs
@@ -111,6 +112,7 @@ def build_models(
     )
     report_models(results, reporter)
     note_undefined(results, reporter)
+    warn_of_vacuous_checks(results, reporter)
     explain_tag(tag, reporter)
     warn_of_tuning(settings.models, reporter)
     note_equal_weights(results, settings.models, reporter)

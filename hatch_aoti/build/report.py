@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hatch_aoti.build.progress import Reporter
     from hatch_aoti.compiler.gpu import BuilderGpu
-    from hatch_aoti.job.values import ModelResult
+    from hatch_aoti.job.values import Artifact, ModelResult
     from hatch_aoti.runtime.contract import Signature
     from hatch_aoti.settings.model import ModelSettings, Settings
     from hatch_aoti.wheel.contents import WheelContents
@@ -32,6 +32,7 @@ __all__ = [
     "report_models",
     "warn_of_size",
     "warn_of_tuning",
+    "warn_of_vacuous_checks",
 ]
 
 
@@ -72,12 +73,30 @@ def report_models(results: Sequence[ModelResult], reporter: Reporter) -> None:
             inputs=_inputs(result.signature),
             size=artifact.size,
             origin="from the cache" if artifact.cached else "compiled",
-            error="not checked" if artifact.measured.max_error is None else f"{artifact.measured.max_error:.1e}",
+            error=_error(artifact),
             seconds=reporter.seconds(result.name),
         )
         for result in results
         for artifact in result.artifacts
     )
+
+
+def _error(artifact: Artifact) -> str:
+    if not artifact.record.verified.enabled:
+        return "not checked"
+    error = artifact.measured.max_error
+    return "equal" if error is None else f"{error:.1e}"  # None: no floating point among the results
+
+
+def warn_of_vacuous_checks(results: Sequence[ModelResult], reporter: Reporter) -> None:
+    """Say of which outputs verification shows nothing."""
+    for result in results:
+        said = dict.fromkeys(text for artifact in result.artifacts for text in artifact.measured.vacuous)
+        if said:
+            reporter.warn(
+                f"{result.name}: verification shows little, since {' and '.join(said)}; look at the weights and at the "
+                "`inputs`, and set `atol` if such numbers are meant"
+            )
 
 
 def explain_devices(

@@ -34,6 +34,24 @@ class Comparison:
         self.entry = entry
         self.max_error: float | None = None
         self.undefined_on: list[str] = []
+        self._seen: dict[str, _Seen] = {}
+
+    def remember(self, want: Any) -> None:
+        """Note which numbers eager gives on one of the points that are compared."""
+        import torch
+        from torch.utils import _pytree
+
+        for path, value in _pytree.tree_flatten_with_path(want)[0]:
+            if isinstance(value, torch.Tensor) and value.numel() and value.dtype is not torch.bool:
+                numbers = value.detach().cpu()
+                numbers = (torch.view_as_real(numbers) if numbers.is_complex() else numbers).to(torch.float64)
+                atol = tolerances(value.dtype, self.entry)[1] if value.is_floating_point() else None
+                self._seen.setdefault(_pytree.keystr(path), _Seen(atol)).add(numbers[numbers.isfinite()])
+
+    def vacuous(self) -> tuple[str, ...]:
+        """Return what is true of outputs for which a wrong answer could have passed."""
+        said = {path: seen.says() for path, seen in self._seen.items()}
+        return tuple(f"output{path} {text}" for path, text in said.items() if text)
 
     def difference(self, got: Any, want: Any, on: str, *, finite: bool = True) -> str:
         """Return where and how `got` is not what eager gives on the inputs `on`, or an empty string.
@@ -89,6 +107,28 @@ class Comparison:
             f"differs from eager in {int(wrong.sum())} of {want.numel()} elements, by up to {largest:.3g} "
             f"(allowed: {atol:g} + {rtol:g} * |eager|)"
         )
+
+
+class _Seen:
+    """The range of the numbers in one output, over the points that are compared."""
+
+    def __init__(self, atol: float | None) -> None:
+        self.atol, self.count, self.low, self.high = atol, 0, math.inf, -math.inf
+
+    def add(self, finite: torch.Tensor) -> None:
+        if finite.numel():
+            self.count += finite.numel()
+            self.low, self.high = min(self.low, float(finite.min())), max(self.high, float(finite.max()))
+
+    def says(self) -> str:
+        largest = max(abs(self.low), abs(self.high))
+        if not self.count:
+            return "is NaN or infinite wherever it was compared"
+        if self.low == self.high and (self.count > 1 or not largest):
+            return f"is {self.low:g} wherever it was compared"
+        if self.atol is not None and largest <= self.atol:
+            return f"is at most {largest:.2g}, less than the difference of {self.atol:g} that `atol` allows"
+        return ""
 
 
 def tolerances(dtype: torch.dtype, entry: ModelSettings) -> tuple[float, float]:

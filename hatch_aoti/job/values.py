@@ -110,11 +110,13 @@ class Measured:
 
     `max_error` is the largest difference from eager at the build that made the artifact, None if it was not checked;
     `undefined_on` are the calls for which compiled code gives numbers where eager gives NaN,
-    or other integers: all have infinity or NaN in them, and which of these comes of them may depend on the CPU.
+    or other integers: all have infinity or NaN in them, and which of these comes of them may depend on the CPU;
+    `vacuous` says of which outputs a wrong answer could have passed.
     """
 
     max_error: float | None
     undefined_on: tuple[str, ...] = ()
+    vacuous: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
