@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ from conftest import make_project, write_files
 
 from hatch_aoti.compiler.optimize import make_plan
 from hatch_aoti.errors import ModelError
+from hatch_aoti.export.importing import ImportRoots
 from hatch_aoti.export.inputs import pick_sizes
 from hatch_aoti.export.program import export_model
 from hatch_aoti.export.signature import read_signature
@@ -44,6 +46,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         make_project("stages", tmp_path_factory.mktemp("stages")),
         {
             "stages_raises.py": "def helper():\n    return 1 / 0\n\nhelper()\n",
+            "stages_package/__init__.py": "from ._version import version\n",
+            "stages_package/net.py": "from stages_models import Linear\n",
+            "stages_says.py": """
+                try:
+                    raise RuntimeError("operator odd::nms does not exist")
+                except RuntimeError as error:
+                    raise ModuleNotFoundError("operators are missing") from error
+            """,
+            "stages_uses/__init__.py": "from stages_uses._models import scorer\n",
+            "stages_uses/net.py": "from stages_models import Linear\n",
             "stages_needs.py": "import a_distribution_that_nobody_has\n",
             "stages_quits.py": "raise SystemExit(3)\n",
             "stages_syntax.py": "def broken(:\n",
@@ -84,6 +96,17 @@ CASES = {
         dataclasses.replace(LINEAR, model="stages_needs:Linear"),
         "import",
         "needs the module `a_distribution_that_nobody_has`, which is not installed in the build environment",
+    ),
+    # neighpy#13, ofek/hatch-vcs#13
+    "a module that another hook writes": (
+        dataclasses.replace(LINEAR, model="stages_package.net:Linear"),
+        "import",
+        "importing `stages_package.net` needs the module `stages_package._version`, which the project itself has not",
+    ),
+    "a module that is said to be missing": (
+        dataclasses.replace(LINEAR, model="stages_says:Linear"),
+        "import",
+        "raises ModuleNotFoundError: operators are missing (raises RuntimeError: operator odd::nms does not exist)",
     ),
     "a module that raises": (
         dataclasses.replace(LINEAR, model="stages_raises:Linear"),
@@ -224,7 +247,7 @@ def test_a_failing_stage_says_what_is_wrong_and_what_to_do(entry: ModelSettings,
         ),
         (of("ByLength"), "make what forward() keeps by size once, for the largest one, and take a slice of it"),
         (of("Replaces"), "self.register_buffer(name, tensor)"),
-        (of("wants_a_package"), "add what has the module `a_package_that_nobody_has` to `build-system.requires`"),
+        (of("wants_a_package"), "add the distribution that provides it to `build-system.requires`"),
         (of("Clips"), "write `dims.n = { min = 8, max = 16 }`"),
         (of("Pairs"), "forward() works for `n` = 2*_n only"),
         (
@@ -241,6 +264,20 @@ def test_a_failing_stage_says_what_is_wrong_and_what_to_do(entry: ModelSettings,
 def test_a_dim_that_does_not_hold_is_answered_with_what_to_write_instead(entry: ModelSettings, hint: str, root: Path):
     """Guards against pytorch/pytorch#150364 and the like: torch's own advice speaks of code, not of the settings."""
     assert hint in error_of(entry, root).hint
+
+
+def test_a_package_may_import_its_models_before_they_are_built(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """pypa/setuptools#4926: `from pkg._models import scorer` in the package's own `__init__.py`."""
+    monkeypatch.setattr("sys.meta_path", sys.meta_path[:])
+    monkeypatch.setattr("sys.path", sys.path[:])
+    ImportRoots((os.fspath(root),), {}).install()
+    export_model(dataclasses.replace(LINEAR, model="stages_uses.net:Linear"), root=root, device="cpu")
+    scorer = sys.modules["stages_uses"].scorer
+    for use in (scorer, lambda: scorer.load(), lambda: scorer.signature):
+        with pytest.raises(RuntimeError, match=r"^stages_uses\._models\.scorer is not built yet"):
+            use()
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("json._models")
 
 
 @pytest.mark.parametrize("model", ["Remembers", "Lazy", "Rotary", "Force"])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-__all__ = ["ImportRoots", "import_object"]
+__all__ = ["ImportRoots", "import_object", "missing_module"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +46,7 @@ class ImportRoots:
         sys.path[:] = [*first, *self.paths, *rest]
         if self.packages:
             sys.meta_path.insert(0, _RenamedPackages(dict(self.packages)))
+        sys.meta_path.append(_NotBuilt([*self.paths, *self.packages.values()]))
 
 
 def _is_pythons(path: str, homes: Collection[str]) -> bool:
@@ -81,10 +82,64 @@ class _RenamedPackages(importlib.abc.MetaPathFinder):
         return None
 
 
+class _NotBuilt(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Stands in for a package's `_models.py` while that is made: a package may import models in its `__init__.py`."""
+
+    def __init__(self, roots: Sequence[str]) -> None:
+        self.roots = [os.path.realpath(root) for root in roots]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        del target
+        places = [os.path.realpath(place) for place in path or ()]
+        own = any(place == root or place.startswith(f"{root}{os.sep}") for place in places for root in self.roots)
+        return importlib.machinery.ModuleSpec(fullname, self) if own and fullname.endswith("._models") else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        def get(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return _NotBuiltModel(f"{module.__name__}.{name}")
+
+        module.__getattr__ = get  # type: ignore[method-assign]
+
+
+class _NotBuiltModel:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):
+            raise AttributeError(attribute)
+        return self()
+
+    def __call__(self, *_: object, **__: object) -> Any:
+        raise RuntimeError(f"{self._name} is not built yet: this build makes it, so it cannot be used in a build")
+
+
 def _namespace(name: str, locations: list[str]) -> importlib.machinery.ModuleSpec:
     spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
     spec.submodule_search_locations = locations
     return spec
+
+
+def missing_module(error: ModuleNotFoundError, importer: str) -> tuple[str, str]:
+    """Return what a module that is not found is to `importer`, the module that was asked for, and what to do."""
+    name = error.name
+    if name is None:  # raised by hand, perhaps for something else that went wrong
+        cause = error.__cause__ or error.__context__
+        return raised(error) + (f" ({raised(cause)})" if cause is not None else ""), (
+            f"make `python -c 'import {importer}'` work in the build environment"
+        )
+    if name.partition(".")[0] == importer.partition(".")[0]:
+        return f"needs the module `{name}`, which the project itself has not", (
+            "check the spelling, and that git does not ignore it. A file that another build hook writes is there if "
+            "that hook runs first: hooks run in the order of their tables, so put that of aoti last"
+        )
+    return f"needs the module `{name}`, which is not installed in the build environment", (
+        "add the distribution that provides it to `build-system.requires`, next to torch"
+    )
 
 
 def import_object(model: str, stage: str, key: str, reference: str) -> Any:
@@ -100,13 +155,9 @@ def import_object(model: str, stage: str, key: str, reference: str) -> Any:
                 f'`{key} = "{reference}"` names the module `{module_name}`, but there is no module `{error.name}`',
                 hint="check the spelling, and that the file is part of the package that this wheel ships",
             ) from error
+        reason, hint = missing_module(error, module_name)
         raise ModelError(
-            model,
-            stage,
-            f"importing `{module_name}` needs the module `{error.name}`, which is not installed in the build "
-            "environment",
-            hint="add the distribution that provides it to `build-system.requires`, next to torch",
-            details=user_traceback(error),
+            model, stage, f"importing `{module_name}` {reason}", hint=hint, details=user_traceback(error)
         ) from error
     except BaseException as error:
         raise ModelError(

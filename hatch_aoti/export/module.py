@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hatch_aoti.errors import ModelError
 from hatch_aoti.export.failures import raised, user_traceback
+from hatch_aoti.export.importing import missing_module
 
 if TYPE_CHECKING:
     import torch
@@ -62,8 +63,8 @@ def make_module(entry: ModelSettings, target: Any) -> torch.nn.Module:
 
 def _why_not_made(target: Any, error: BaseException) -> str:
     """Return what to do when a class or factory raises."""
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"add what has the module `{error.name}` to `build-system.requires`"
+    if isinstance(error, ModuleNotFoundError):
+        return missing_module(error, getattr(target, "__module__", None) or "")[1]
     try:
         inspect.signature(target).bind()
     except TypeError:
