@@ -273,7 +273,7 @@ def test_a_package_may_import_its_models_before_they_are_built(root: Path, monke
     ImportRoots((os.fspath(root),), {}).install()
     export_model(dataclasses.replace(LINEAR, model="stages_uses.net:Linear"), root=root, device="cpu")
     scorer = sys.modules["stages_uses"].scorer
-    for use in (scorer, lambda: scorer.load(), lambda: scorer.signature):
+    for use in (scorer, lambda: scorer.load, lambda: scorer.signature):
         with pytest.raises(RuntimeError, match=r"^stages_uses\._models\.scorer is not built yet"):
             use()
     with pytest.raises(ModuleNotFoundError):
