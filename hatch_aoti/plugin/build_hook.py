@@ -98,7 +98,10 @@ class AotiBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         built, requirement = build_project(project, cache, reporter, environ=os.environ)
         if requirement is not None:
             build_data["dependencies"].append(requirement)
-            reporter.note(f"the wheel requires {requirement}")
+            reporter.warn(
+                f"the wheel requires {requirement}, which `project.dependencies` does not say: tools that read "
+                f'metadata without a build, such as uv, do not see it (astral-sh/uv#2130). Add "{requirement}" there'
+            )
         if editable:
             from hatch_aoti.plugin.editable import write_into_tree
 
