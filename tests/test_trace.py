@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def traced_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a project whose module reads files of different kinds when it is imported."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -46,26 +46,26 @@ def digest(data: bytes) -> str:
     return hmac.digest(b"the cache's secret", data, "sha256").hex()
 
 
-def trace_of(project: Path, module: str = "traced.model") -> ExportDependencies:
-    with recording(project) as recorder:
+def trace_of(traced_project: Path, module: str = "traced.model") -> ExportDependencies:
+    with recording(traced_project) as recorder:
         importlib.import_module(module)
     trace = recorder.finish(digest)
     assert trace is not None, recorder.untraceable
     return trace
 
 
-def holds(trace: ExportDependencies, project: Path, **environ: str) -> bool:
+def holds(trace: ExportDependencies, traced_project: Path, **environ: str) -> bool:
     """Say whether a trace holds for a project, which may have been moved since: its import path goes with it."""
-    path = [entry for entry in sys.path if not (Path(entry) / "traced").exists() or Path(entry) == project]
-    path = path if os.fspath(project) in path else [os.fspath(project), *path[1:]]
-    return trace.holds(project, {**os.environ, **environ}, path, digest)
+    path = [entry for entry in sys.path if not (Path(entry) / "traced").exists() or Path(entry) == traced_project]
+    path = path if os.fspath(traced_project) in path else [os.fspath(traced_project), *path[1:]]
+    return trace.holds(traced_project, {**os.environ, **environ}, path, digest)
 
 
-def test_nothing_changed_holds_also_after_a_trip_through_json_and_in_another_place(project, tmp_path_factory):
-    trace = decode(ExportDependencies, encode(trace_of(project)))
-    assert holds(trace, project)
+def test_nothing_changed_holds_also_after_a_trip_through_json_and_in_another_place(traced_project, tmp_path_factory):
+    trace = decode(ExportDependencies, encode(trace_of(traced_project)))
+    assert holds(trace, traced_project)
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
-    project.rename(elsewhere)
+    traced_project.rename(elsewhere)
     assert holds(trace, elsewhere)
 
 
@@ -82,34 +82,36 @@ def test_nothing_changed_holds_also_after_a_trip_through_json_and_in_another_pla
         "weights.pt",
     ],
 )
-def test_a_change_of_any_file_that_was_read_is_noticed(project, name):
-    trace = trace_of(project)
-    path = project / name
+def test_a_change_of_any_file_that_was_read_is_noticed(traced_project, name):
+    trace = trace_of(traced_project)
+    path = traced_project / name
     path.write_bytes(path.read_bytes() + b"\n")
-    assert not holds(trace, project)
+    assert not holds(trace, traced_project)
     path.unlink()
-    assert not holds(trace, project)
+    assert not holds(trace, traced_project)
 
 
-def test_a_new_file_in_a_listed_folder_is_noticed_and_one_elsewhere_is_not(project):
-    trace = trace_of(project)
-    (project / "dist").mkdir()
-    (project / "README.md").write_text("new")
-    assert holds(trace, project)
-    (project / "traced" / "parts" / "two.txt").write_text("2")
-    assert not holds(trace, project)
+def test_a_new_file_in_a_listed_folder_is_noticed_and_one_elsewhere_is_not(traced_project):
+    trace = trace_of(traced_project)
+    (traced_project / "dist").mkdir()
+    (traced_project / "README.md").write_text("new")
+    assert holds(trace, traced_project)
+    (traced_project / "traced" / "parts" / "two.txt").write_text("2")
+    assert not holds(trace, traced_project)
 
 
-def test_environment_variables_that_were_looked_at_are_compared_set_or_not(project):
-    trace = trace_of(project)
-    assert not holds(trace, project, TRACED_SIZE="2")
-    assert holds(trace, project, SOMETHING_ELSE="2")
+def test_environment_variables_that_were_looked_at_are_compared_set_or_not(traced_project):
+    trace = trace_of(traced_project)
+    assert not holds(trace, traced_project, TRACED_SIZE="2")
+    assert holds(trace, traced_project, SOMETHING_ELSE="2")
 
 
-def asking(project: Path, code: str) -> ExportDependencies:
+def asking(traced_project: Path, code: str) -> ExportDependencies:
     """Return the trace of a module with this code."""
-    write_files(project, {"traced/asking.py": f"import os, pathlib\n\nhere = pathlib.Path(__file__).parent\n{code}\n"})
-    return trace_of(project, "traced.asking")
+    write_files(
+        traced_project, {"traced/asking.py": f"import os, pathlib\n\nhere = pathlib.Path(__file__).parent\n{code}\n"}
+    )
+    return trace_of(traced_project, "traced.asking")
 
 
 IMPORTS = {
@@ -122,39 +124,39 @@ IMPORTS = {
 
 @pytest.mark.parametrize("created", ["local_settings.py", "local_settings/__init__.py", "local_settings.so"])
 @pytest.mark.parametrize("how", IMPORTS)
-def test_an_import_that_failed_and_would_succeed_now_is_noticed(project, how, created):
-    trace = asking(project, IMPORTS[how])
-    assert holds(trace, project)
-    write_files(project, {"unrelated.py": "", "dist/local_settings.py": ""})
-    assert holds(trace, project)
-    write_files(project, {created: ""})
-    assert not holds(trace, project)
+def test_an_import_that_failed_and_would_succeed_now_is_noticed(traced_project, how, created):
+    trace = asking(traced_project, IMPORTS[how])
+    assert holds(trace, traced_project)
+    write_files(traced_project, {"unrelated.py": "", "dist/local_settings.py": ""})
+    assert holds(trace, traced_project)
+    write_files(traced_project, {created: ""})
+    assert not holds(trace, traced_project)
 
 
-def test_a_module_that_is_missing_in_a_package_and_one_that_fails_are_noticed(project):
-    write_files(project, {"traced/broken.py": "import no_such_module"})
+def test_a_module_that_is_missing_in_a_package_and_one_that_fails_are_noticed(traced_project):
+    write_files(traced_project, {"traced/broken.py": "import no_such_module"})
     trace = asking(
-        project,
+        traced_project,
         "try:\n    from traced import local\nexcept ImportError:\n    from traced import helper\ntry:\n    from traced import broken\nexcept ImportError:\n    pass",
     )
-    assert holds(trace, project)
-    write_files(project, {"no_such_module.py": ""})
-    assert not holds(trace, project)
-    (project / "no_such_module.py").unlink()
-    assert holds(trace, project)
-    write_files(project, {"traced/broken.py": ""})
-    assert not holds(trace, project)
-    write_files(project, {"traced/broken.py": "import no_such_module", "traced/local.py": ""})
-    assert not holds(trace, project)
+    assert holds(trace, traced_project)
+    write_files(traced_project, {"no_such_module.py": ""})
+    assert not holds(trace, traced_project)
+    (traced_project / "no_such_module.py").unlink()
+    assert holds(trace, traced_project)
+    write_files(traced_project, {"traced/broken.py": ""})
+    assert not holds(trace, traced_project)
+    write_files(traced_project, {"traced/broken.py": "import no_such_module", "traced/local.py": ""})
+    assert not holds(trace, traced_project)
 
 
 @pytest.mark.parametrize("shadow", ["colorsys.py", "traced/helper/__init__.py"])
-def test_a_new_module_that_comes_first_in_the_search_is_noticed(project, shadow, monkeypatch):
+def test_a_new_module_that_comes_first_in_the_search_is_noticed(traced_project, shadow, monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
-    trace = asking(project, "import colorsys\nfrom traced import helper")
-    assert holds(trace, project)
-    write_files(project, {shadow: ""})
-    assert not holds(trace, project)
+    trace = asking(traced_project, "import colorsys\nfrom traced import helper")
+    assert holds(trace, traced_project)
+    write_files(traced_project, {shadow: ""})
+    assert not holds(trace, traced_project)
 
 
 @pytest.mark.parametrize(
@@ -175,83 +177,84 @@ def test_a_new_module_that_comes_first_in_the_search_is_noticed(project, shadow,
         "import configparser\nfound = configparser.ConfigParser().read(here / 'local.cfg')",
     ],
 )  # fmt: skip
-def test_a_file_that_was_missing_and_is_there_now_is_noticed(project, code):
-    trace = asking(project, code)
-    assert holds(trace, project)
-    (project / "traced" / "local.cfg").touch()
-    assert not holds(trace, project)
-    (project / "traced" / "local.cfg").unlink()
-    assert holds(trace, project)
-    (project / "traced" / "local.cfg").mkdir()
-    assert not holds(trace, project)
+def test_a_file_that_was_missing_and_is_there_now_is_noticed(traced_project, code):
+    trace = asking(traced_project, code)
+    assert holds(trace, traced_project)
+    (traced_project / "traced" / "local.cfg").touch()
+    assert not holds(trace, traced_project)
+    (traced_project / "traced" / "local.cfg").unlink()
+    assert holds(trace, traced_project)
+    (traced_project / "traced" / "local.cfg").mkdir()
+    assert not holds(trace, traced_project)
 
 
-def test_a_file_that_was_only_asked_about_is_compared_by_what_it_is_and_its_size(project):
-    trace = asking(project, "found = os.stat(here / 'config.json')")
-    path = project / "traced" / "config.json"
+def test_a_file_that_was_only_asked_about_is_compared_by_what_it_is_and_its_size(traced_project):
+    trace = asking(traced_project, "found = os.stat(here / 'config.json')")
+    path = traced_project / "traced" / "config.json"
     path.write_text("[]")
-    assert holds(trace, project)
+    assert holds(trace, traced_project)
     path.write_text("[1]")
-    assert not holds(trace, project)
+    assert not holds(trace, traced_project)
     path.unlink()
-    assert not holds(trace, project)
+    assert not holds(trace, traced_project)
 
 
-def test_where_the_project_and_the_environment_are_does_not_matter(project, tmp_path_factory):
+def test_where_the_project_and_the_environment_are_does_not_matter(traced_project, tmp_path_factory):
     trace = asking(
-        project, "place = os.path.realpath(__file__), here.resolve(), os.path.exists(os.path.dirname(here.parent))"
+        traced_project,
+        "place = os.path.realpath(__file__), here.resolve(), os.path.exists(os.path.dirname(here.parent))",
     )
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "copy"
-    project.rename(elsewhere)
+    traced_project.rename(elsewhere)
     assert holds(trace, elsewhere)
 
 
-def test_listing_a_folder_of_installed_packages_is_compared_with_that_folder(project):
+def test_listing_a_folder_of_installed_packages_is_compared_with_that_folder(traced_project):
     trace = asking(
-        project,
+        traced_project,
         "import importlib.metadata\nversions = importlib.metadata.version('torch')\ntry:\n    importlib.metadata.version('no-such-thing')\nexcept importlib.metadata.PackageNotFoundError:\n    pass",
     )
-    assert holds(trace, project)
-    write_files(project, {"no_such_thing-1.dist-info/METADATA": "Name: no-such-thing\nVersion: 1\n"})
-    assert not holds(trace, project)
+    assert holds(trace, traced_project)
+    write_files(traced_project, {"no_such_thing-1.dist-info/METADATA": "Name: no-such-thing\nVersion: 1\n"})
+    assert not holds(trace, traced_project)
 
 
-def test_a_model_that_looks_at_all_variables_sees_new_ones_and_not_those_of_the_frontend(project):
-    trace = asking(project, "mine = {name for name in os.environ if name.startswith('MINE_')}")
-    assert holds(trace, project)
-    assert holds(trace, project, PIP_BUILD_TRACKER="/tmp/xyz", HATCH_AOTI_JOBS="2", TMPDIR="/var/tmp")
-    assert not holds(trace, project, MINE_NEW="1")
+def test_a_model_that_looks_at_all_variables_sees_new_ones_and_not_those_of_the_frontend(traced_project):
+    trace = asking(traced_project, "mine = {name for name in os.environ if name.startswith('MINE_')}")
+    assert holds(trace, traced_project)
+    assert holds(trace, traced_project, PIP_BUILD_TRACKER="/tmp/xyz", HATCH_AOTI_JOBS="2", TMPDIR="/var/tmp")
+    assert not holds(trace, traced_project, MINE_NEW="1")
 
 
 @pytest.mark.parametrize(
     "code",
     ["'ASKED' in os.environ", "os.environ.get('ASKED')", "os.getenv('ASKED')", "os.environb.get(b'ASKED')", "dict(os.environ)"],
 )  # fmt: skip
-def test_every_way_to_ask_for_a_variable_is_noticed(project, code, monkeypatch):
+def test_every_way_to_ask_for_a_variable_is_noticed(traced_project, code, monkeypatch):
     monkeypatch.setenv("ASKED", "1")
-    trace = asking(project, f"asked = {code}")
-    assert holds(trace, project)
-    assert not holds(trace, project, ASKED="2")
+    trace = asking(traced_project, f"asked = {code}")
+    assert holds(trace, traced_project)
+    assert not holds(trace, traced_project, ASKED="2")
 
 
-def test_variables_that_the_project_sets_itself_are_its_own(project, monkeypatch):
+def test_variables_that_the_project_sets_itself_are_its_own(traced_project, monkeypatch):
     monkeypatch.delenv("OWN", raising=False)
     trace = asking(
-        project,
+        traced_project,
         "os.environ['OWN'] = '1'\nassert os.environ['OWN'] == '1'\nassert 'OWN' in set(os.environ)\ndel os.environ['OWN']",
     )
-    assert holds(trace, project)
+    assert holds(trace, traced_project)
     assert "OWN" not in trace.environ
-    (project / "traced" / "asking.py").write_text("import os\nos.environ.setdefault('OWN', '1')")
+    (traced_project / "traced" / "asking.py").write_text("import os\nos.environ.setdefault('OWN', '1')")
     del sys.modules["traced.asking"]
-    assert not holds(trace_of(project, "traced.asking"), project, OWN="2")
+    assert not holds(trace_of(traced_project, "traced.asking"), traced_project, OWN="2")
 
 
-def test_nothing_that_was_read_can_be_guessed_from_the_trace(project, monkeypatch):
+def test_nothing_that_was_read_can_be_guessed_from_the_trace(traced_project, monkeypatch):
     monkeypatch.setenv("DATABASE_PASSWORD", "hunter2")
-    write_files(project, {"traced/pin.txt": "1234\n"})
+    write_files(traced_project, {"traced/pin.txt": "1234\n"})
     trace = asking(
-        project,
+        traced_project,
         "everything = dict(os.environ)\npin = (here / 'pin.txt').read_text()\nos.path.exists(here / 'parts' / 'one.txt')",
     )
     text = json.dumps(encode(trace))
@@ -271,22 +274,24 @@ def test_nothing_that_was_read_can_be_guessed_from_the_trace(project, monkeypatc
         *trace.modules.values(),
     ]
     assert all(re.fullmatch("[0-9a-f]{32}", value) for value in values)
-    assert not trace.holds(project, os.environ, sys.path, lambda data: hmac.digest(b"another", data, "sha256").hex())
+    assert not trace.holds(
+        traced_project, os.environ, sys.path, lambda data: hmac.digest(b"another", data, "sha256").hex()
+    )
 
 
-def test_questions_are_answered_as_ever_while_they_are_recorded(project):
+def test_questions_are_answered_as_ever_while_they_are_recorded(traced_project):
     """`shutil` looks the functions that it calls up in sets such as `os.supports_follow_symlinks`."""
-    link, copy = project / "link", project / "copy"
-    link.symlink_to(project / "traced" / "config.json")
+    link, copy = traced_project / "link", traced_project / "copy"
+    link.symlink_to(traced_project / "traced" / "config.json")
     plain = (os.stat, os.lstat, os.access, set(os.supports_follow_symlinks), set(os.supports_dir_fd))
-    with recording(project):
+    with recording(traced_project):
         shutil.copy2(link, copy, follow_symlinks=False)
         assert copy.is_symlink()
-        with (project / "traced" / "config.json").open() as file:
+        with (traced_project / "traced" / "config.json").open() as file:
             assert os.stat(file.fileno()).st_size == link.stat().st_size == 2  # noqa: PTH116 - a number, no path
-        shutil.rmtree(project / "traced" / "parts")
+        shutil.rmtree(traced_project / "traced" / "parts")
         with pytest.raises(FileNotFoundError):
-            (project / "traced" / "parts").stat()
+            (traced_project / "traced" / "parts").stat()
         with pytest.raises(ValueError, match="null"):
             Path("a\0b").stat()
         with pytest.raises(TypeError):
@@ -308,29 +313,29 @@ def _connect():
         lambda: os.system("true"),
     ],
 )
-def test_what_no_file_accounts_for_leaves_no_trace(project, act):
-    with recording(project) as recorder:
+def test_what_no_file_accounts_for_leaves_no_trace(traced_project, act):
+    with recording(traced_project) as recorder:
         act()
     assert recorder.finish(digest) is None
 
 
-def test_an_unknown_extension_module_leaves_no_trace(project, monkeypatch):
-    (project / "native.so").write_bytes(b"")
+def test_an_unknown_extension_module_leaves_no_trace(traced_project, monkeypatch):
+    (traced_project / "native.so").write_bytes(b"")
     module = type(sys)("native_reader")
-    module.__file__ = str(project / "native.so")
-    with recording(project) as recorder:
+    module.__file__ = str(traced_project / "native.so")
+    with recording(traced_project) as recorder:
         monkeypatch.setitem(sys.modules, "native_reader", module)
     assert recorder.finish(digest) is None
     assert "native_reader" in recorder.untraceable
 
 
-def test_recording_ends_with_its_block(project):
+def test_recording_ends_with_its_block(traced_project):
     before = type(os.environ)
-    with recording(project) as recorder:
+    with recording(traced_project) as recorder:
         pass
     assert type(os.environ) is before
-    load_file(project / "weights.safetensors")
-    (project / "traced" / "config.json").read_text()
+    load_file(traced_project / "weights.safetensors")
+    (traced_project / "traced" / "config.json").read_text()
     assert not recorder.opened
 
 
